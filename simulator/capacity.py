@@ -1,0 +1,74 @@
+"""Whether a step fits a device's memory, and what would make it fit. No torch."""
+
+from dataclasses import replace
+
+from simulator.config import SimulatorConfig
+from simulator.deployment import Deployment
+from simulator.errors import BadInputError, Problem
+from simulator.hardware import Hardware
+from simulator.step.build import build_step
+from simulator.step.program import DecodeStep
+
+RESERVE_BYTES = 3 * 2**30
+"""Kept free: CUDA context, compiled kernels, and the executable graphs of all subsets."""
+
+CACHE_WARM_FACTOR = 2
+"""A step that reads fewer than so many times the L2 cache in distinct bytes may find its weights there."""
+
+
+def check_fits(config: SimulatorConfig, step: DecodeStep, free_bytes: int) -> None:
+    """Refuse a step that would not fit `free_bytes`.
+
+    Raises:
+        BadInputError: it does not; the message says how much it needs and which settings would fit.
+    """
+    needed = step.weight_bytes + step.buffer_bytes + RESERVE_BYTES
+    if needed <= free_bytes:
+        return
+    have = (
+        f"needs {needed / 2**30:.1f} GiB ({step.weight_bytes / 2**30:.1f} weights, "
+        f"{step.buffer_bytes / 2**30:.1f} caches and activations); {free_bytes / 2**30:.1f} GiB are free"
+    )
+    raise BadInputError(
+        Problem(key="model", value=config.model.name, must=have, suggestion=_suggestion(config, free_bytes))
+    )
+
+
+def _suggestion(config: SimulatorConfig, free_bytes: int) -> str:
+    """The largest numbers of distinct layers that fit, if any do."""
+
+    def fits(deployment: Deployment) -> bool:
+        step = build_step(config.model, config.recipe, deployment)
+        return step.weight_bytes + step.buffer_bytes + RESERVE_BYTES <= free_bytes
+
+    for cache_layers in (config.deployment.cache_layers, 8, 1):
+        low, high = 0, config.model.num_hidden_layers
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(replace(config.deployment, weight_layers=middle, cache_layers=cache_layers)):
+                low = middle
+            else:
+                high = middle - 1
+        if low:
+            caches = "" if cache_layers is None else f" deployment.cache_layers={cache_layers}"
+            return f"use deployment.weight_layers={low}{caches}, so that layers share memory in turn"
+    return "use a larger deployment.tp, a smaller deployment.batch or deployment.context"
+
+
+def cache_warm_warning(step: DecodeStep, deployment: Deployment, hardware: Hardware) -> str | None:
+    """A warning where so few distinct layers are held that their weights may stay in the L2 cache between reads."""
+    if deployment.weight_layers is None or not hardware.l2_mb:
+        return None
+    # layers of one kind take turns, so a layer's weights come back after so many bytes
+    layers = max((op.layer or 0 for op in step.ops), default=0) + 1
+    read = sum(op.cost.bytes_read for op in step.ops if op.layer is not None)
+    distinct = read / layers * min(deployment.weight_layers, layers)
+    needed = CACHE_WARM_FACTOR * hardware.l2_mb * 1e6
+    if distinct >= needed:
+        return None
+    enough = -(-needed * layers // read)
+    return (
+        f"deployment.weight_layers={deployment.weight_layers}: {distinct / 1e6:.0f} MB are read before a weight comes "
+        f"round again, against {hardware.l2_mb:.0f} MB of L2; reads may be cache-warm and this is no decode estimate: "
+        f"use at least {enough:.0f}"
+    )

@@ -1,0 +1,275 @@
+"""The configuration: its schema, and every check that needs more than one field. Imports neither torch nor a GPU.
+
+Choices are enumerations with lower-case members: OmegaConf accepts a member's name, and that is what a user types.
+
+Hydra composes YAML onto these dataclasses, so that a misspelt key or a wrong type fails while composing. `validate`
+then collects every impossible combination before any memory is allocated or file written.
+"""
+
+from dataclasses import FrozenInstanceError, dataclass, field
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+
+from simulator.deployment import Deployment
+from simulator.errors import BadInputError, Problem
+from simulator.hardware import Hardware
+from simulator.model import ModelSpec
+from simulator.recipe import Recipe
+from simulator.schema import dotted_keys, writable_schema
+from simulator.shapes import legal_tp_sizes, refusals
+from simulator.step.program import Component
+
+MAX_BATCH = 1024
+"""Decode batches beyond this are prefill-sized; the kernels' tiles are not chosen for them."""
+
+MAX_GROUPS = 64
+
+
+class Job(StrEnum):
+    """What a run does."""
+
+    breakdown = "breakdown"
+
+
+class Replay(StrEnum):
+    """How the step is timed."""
+
+    auto = "auto"
+    cuda_graph = "cuda_graph"
+    cpu = "cpu"
+    predicted = "predicted"
+
+
+class Algorithm(StrEnum):
+    """How collectives are done."""
+
+    auto = "auto"
+    modelled = "modelled"
+
+
+class GroupBy(StrEnum):
+    """What operations are grouped by for attribution."""
+
+    component = "component"
+    op = "op"
+    layer_range = "layer_range"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsConfig:
+    """Which kernels run, and whether they use programmatic dependent launch."""
+
+    name: str = MISSING
+    programmatic_launch: bool = MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommConfig:
+    """Collectives: how, and for modelled ones how long they take beyond their bytes (None: the hardware profile's)."""
+
+    algorithm: Algorithm = MISSING
+    latency_us: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionConfig:
+    """How time is attributed."""
+
+    group_by: GroupBy = GroupBy.component
+    components: list[str] | None = None
+    """Attribute only these components one by one; all other operations form the group `rest`."""
+    layer_ranges: int = 6
+    """Number of equal ranges of layers with group_by=layer_range."""
+    max_exact_groups: int = 10
+    """Up to so many groups every subset is timed; above, subsets are sampled."""
+    permutations: int = 64
+    """Sampled orders of the groups, above max_exact_groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureConfig:
+    """When a measurement may end."""
+
+    half_width: float = 0.01
+    """The 95% interval of the step's median is at most this share of it, to either side."""
+    budget_s: float = 20.0
+    """Seconds after which it ends in any case, and says so."""
+    min_rounds: int = 5
+    max_rounds: int = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatorConfig:
+    """One run."""
+
+    job: Job = Job.breakdown
+    replay: Replay = Replay.auto
+    model: ModelSpec = MISSING
+    recipe: Recipe = MISSING
+    deployment: Deployment = field(default_factory=Deployment)
+    hardware: Hardware = MISSING
+    kernels: KernelsConfig = MISSING
+    comm: CommConfig = MISSING
+    attribution: AttributionConfig = field(default_factory=AttributionConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+
+
+def register() -> None:
+    """Make the schema known to Hydra as `base_config`."""
+    ConfigStore.instance().store(name="base_config", node=writable_schema(SimulatorConfig))
+
+
+def similar_keys(key: str) -> list[str]:
+    """Configuration keys that a misspelt one may have meant, best first."""
+    return get_close_matches(key, dotted_keys(SimulatorConfig), n=3, cutoff=0.6)
+
+
+def from_hydra(composed: Any) -> SimulatorConfig:
+    """Turn a composed configuration into objects, once, at the start.
+
+    Raises:
+        BadInputError: an override added a field that the schema does not have.
+    """
+    try:
+        config = OmegaConf.to_object(composed)
+    except FrozenInstanceError as error:
+        raise BadInputError(f"an override with + adds a field that nothing reads: {error}; remove the +") from None
+    if not isinstance(config, SimulatorConfig):
+        raise TypeError(f"the composed configuration is a {type(config).__name__}, not a SimulatorConfig")
+    return config
+
+
+def validate(config: SimulatorConfig) -> None:
+    """Check everything that can be checked without a GPU.
+
+    Raises:
+        BadInputError: every problem that was found.
+    """
+    problems = [*_model_problems(config), *_deployment_problems(config), *_measurement_problems(config)]
+    if problems:
+        raise BadInputError(*problems)
+
+
+def _at_least(key: str, value: float, least: float) -> list[Problem]:
+    return [] if value >= least else [Problem(key=key, value=value, must=f"must be at least {least:g}")]
+
+
+def _model_problems(config: SimulatorConfig) -> list[Problem]:
+    model = config.model
+    positive = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "num_attention_heads")
+    mla = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    problems = [p for name in positive + mla for p in _at_least(f"model.{name}", getattr(model, name), 1)]
+    if model.qk_rope_head_dim % 2:
+        problems.append(_multiple("model.qk_rope_head_dim", model.qk_rope_head_dim, 2, "rotary pairs"))
+    if model.n_routed_experts and not 1 <= model.num_experts_per_tok <= model.n_routed_experts:
+        problems.append(
+            Problem(
+                key="model.num_experts_per_tok",
+                value=model.num_experts_per_tok,
+                must=f"must be between 1 and n_routed_experts={model.n_routed_experts}",
+            )
+        )
+    if not 0 <= model.first_k_dense_replace <= model.num_hidden_layers:
+        problems.append(
+            Problem(
+                key="model.first_k_dense_replace",
+                value=model.first_k_dense_replace,
+                must=f"must be between 0 and num_hidden_layers={model.num_hidden_layers}",
+            )
+        )
+    if model.n_group > 1 and model.n_routed_experts % model.n_group:
+        problems.append(
+            Problem(
+                key="model.n_group", value=model.n_group, must=f"must divide n_routed_experts={model.n_routed_experts}"
+            )
+        )
+    return problems
+
+
+def _multiple(key: str, value: int, of: int, why: str) -> Problem:
+    return Problem(key=key, value=value, must=f"must be a multiple of {of} ({why})")
+
+
+def _deployment_problems(config: SimulatorConfig) -> list[Problem]:
+    deployment, model = config.deployment, config.model
+    problems = _at_least("deployment.tp", deployment.tp, 1) + _at_least("deployment.batch", deployment.batch, 1)
+    problems += _at_least("deployment.context", deployment.context, 1)
+    if deployment.batch > MAX_BATCH:
+        problems.append(Problem(key="deployment.batch", value=deployment.batch, must=f"must be at most {MAX_BATCH}"))
+    if deployment.context > model.max_position_embeddings:
+        must = f"must be at most the model's max_position_embeddings={model.max_position_embeddings}"
+        problems.append(Problem(key="deployment.context", value=deployment.context, must=must))
+    for name in ("weight_layers", "cache_layers"):
+        value = getattr(deployment, name)
+        if value is not None:
+            problems += _at_least(f"deployment.{name}", value, 1)
+    if problems:
+        return problems
+    return _tensor_parallel_problems(config)
+
+
+def _tensor_parallel_problems(config: SimulatorConfig) -> list[Problem]:
+    """Why this tensor-parallel size cannot hold the model, with those that could."""
+    reasons = refusals(config.model, config.recipe, config.deployment.tp)
+    if not reasons:
+        return []
+    legal = legal_tp_sizes(config.model, config.recipe)
+    if legal:
+        sizes = ", ".join(map(str, legal))
+        must = f"does not fit model {config.model.name}: " + "; ".join(refusal.reason for refusal in reasons)
+        return [Problem(key="deployment.tp", value=config.deployment.tp, must=must, suggestion=f"use {sizes}")]
+    return [
+        Problem(
+            key="model",
+            value=config.model.name,
+            must=f"does not fit recipe {config.recipe.name} at any tensor-parallel size: {refusal.reason}",
+            suggestion="change model." + refusal.field.split(" ")[0] + " or take recipe=bf16",
+        )
+        for refusal in reasons
+    ]
+
+
+def _measurement_problems(config: SimulatorConfig) -> list[Problem]:
+    attribution, measure = config.attribution, config.measure
+    known = [component.value for component in Component]
+    problems = [
+        Problem(
+            key="attribution.components",
+            value=name,
+            must="is no component",
+            suggestion=f"components are {', '.join(known)}",
+        )
+        for name in attribution.components or []
+        if name not in known
+    ]
+    problems += _at_least("attribution.layer_ranges", attribution.layer_ranges, 1)
+    problems += _at_least("attribution.permutations", attribution.permutations, 2)
+    problems += _at_least("measure.min_rounds", measure.min_rounds, 1)
+    problems += _at_least("measure.max_rounds", measure.max_rounds, measure.min_rounds)
+    if not 0 < measure.half_width < 1:
+        problems.append(
+            Problem(key="measure.half_width", value=measure.half_width, must="must be between 0 and 1, such as 0.01")
+        )
+    if measure.budget_s <= 0:
+        problems.append(Problem(key="measure.budget_s", value=measure.budget_s, must="must be above 0 seconds"))
+    if attribution.max_exact_groups > 12:
+        must = "must be at most 12: 2^12 subsets are timed already"
+        problems.append(Problem(key="attribution.max_exact_groups", value=attribution.max_exact_groups, must=must))
+    if config.comm.latency_us is not None and config.comm.latency_us < 0:
+        problems.append(
+            Problem(key="comm.latency_us", value=config.comm.latency_us, must="must be 0 or more microseconds")
+        )
+    if config.replay is Replay.cpu and config.deployment.batch * config.model.hidden_size > 2**24:
+        problems.append(
+            Problem(
+                key="replay",
+                value="cpu",
+                must="executes every operation and is meant for small models",
+                suggestion="take model=glm5_tiny, or replay=predicted",
+            )
+        )
+    return problems

@@ -1,0 +1,84 @@
+"""What a model is, as far as a decode step needs to know: sizes, attention kind, router, indexer.
+
+Field names are those of a Hugging Face `config.json`, so that a user can compare the two side by side. No torch.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Attention(StrEnum):
+    """How a layer attends: multi-head latent attention, or grouped-query attention."""
+
+    mla = "mla"
+    gqa = "gqa"
+
+
+class Scoring(StrEnum):
+    """How the router turns logits into scores."""
+
+    sigmoid = "sigmoid"
+    softmax = "softmax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One decoder-only mixture-of-experts model. Zero means "the model has none" for counts of optional parts."""
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    attention: Attention = Attention.mla
+    num_attention_heads: int
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    rope_interleave: bool = True
+
+    index_topk: int = 0
+    index_n_heads: int = 0
+    index_head_dim: int = 0
+    indexer_rope_interleave: bool = True
+
+    intermediate_size: int
+    first_k_dense_replace: int = 0
+    n_routed_experts: int = 0
+    num_experts_per_tok: int = 0
+    n_shared_experts: int = 0
+    moe_intermediate_size: int = 0
+    scoring_func: Scoring = Scoring.sigmoid
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Query and key width of one MLA head before absorption."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of one cached MLA row: the compressed latent and the shared rotary key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether attention reads only the `index_topk` positions that an indexer selects."""
+        return self.index_topk > 0
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether the layer's MLP is dense rather than a mixture of experts."""
+        return layer < self.first_k_dense_replace or self.n_routed_experts == 0
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers with a dense MLP."""
+        return sum(self.is_dense(layer) for layer in range(self.num_hidden_layers))
