@@ -20,7 +20,7 @@ def poisoned(num_programs: int, device: torch.device) -> torch.Tensor:
 # correctness
 
 
-@pytest.mark.parametrize("num_programs", [1, 3, 16], ids=lambda P: f"P{P}")
+@pytest.mark.parametrize("num_programs", [1, 4], ids=lambda P: f"P{P}")
 @pytest.mark.parametrize(
     "n",
     [4, BLOCK, BLOCK + 4, 6 * BLOCK, 7 * BLOCK + 100],

@@ -26,7 +26,7 @@ def check(case: dict[str, Any], options: dict[str, Any], pdl: bool = False) -> N
     router_topk(**case, **options, pdl=pdl)
     ids, weights = router_topk_reference(case["logits"], case["bias"], case["ids"].shape[1], **options)
     assert torch.equal(case["ids"], ids)
-    torch.testing.assert_close(case["weights"], weights, rtol=2e-6, atol=0.0)
+    torch.testing.assert_close(case["weights"], weights, rtol=1e-5, atol=0.0)
 
 
 # correctness
