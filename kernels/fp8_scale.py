@@ -19,10 +19,14 @@ MIN_AMAX = 1e-4
 
 
 def power_of_two_scale_reference(amax: torch.Tensor) -> torch.Tensor:
-    """Scale of rows whose largest magnitude is `amax`, float32. Float64 makes the logarithm exact where it matters."""
+    """Scale of rows whose largest magnitude is `amax`, float32. The exponent is taken apart, not from a logarithm.
+
+    A logarithm that is off by one unit in the last place at an exact power of two doubles the scale.
+    """
     # clamp in float32 first, because that is the number the kernel compares with
     ratio = amax.to(torch.float32).clamp(min=MIN_AMAX).to(torch.float64) / E4M3_MAX
-    return torch.exp2(torch.ceil(torch.log2(ratio))).to(torch.float32)
+    mantissa, exponent = torch.frexp(ratio)
+    return torch.ldexp(torch.ones_like(ratio), exponent - (mantissa == 0.5).to(exponent.dtype)).to(torch.float32)
 
 
 def quantize_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,11 +22,12 @@ _CHUNK_ELEMENTS = 4 << 20
 
 # Two modes: what the rarer one must hold, how far apart they must be relative to the lower one, and how wide the
 # valley between them (90th percentile of the lower to 10th of the upper) must be relative to their own
-# interquartile ranges together. Chosen by simulation: see test_unimodal_noise_has_no_two_modes.
+# interquartile ranges together. Chosen by simulation: ten kinds of noise with one mode, 12 to 300 samples, fire in less
+# than 0.5% of runs, while 63 against 94 us (70:30, sigma 1.5) is found in 96% of runs from 30 samples on.
 _LEAST_MODE_SHARE = 0.1
-_LEAST_MODE_SAMPLES = 5
+_LEAST_MODE_SAMPLES = 6
 _LEAST_MODE_DISTANCE = 0.02
-_LEAST_VALLEY = 1.5
+_LEAST_VALLEY = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 def writable_schema(schema: type) -> DictConfig:
     """The typed nodes of a frozen dataclass, without the lock: OmegaConf would refuse every override of them."""
-    node = OmegaConf.structured(schema)
+    node: DictConfig = OmegaConf.structured(schema)
     OmegaConf.set_readonly(node, None)
     for entry in fields(schema):
         if isinstance(entry.type, type) and is_dataclass(entry.type):

@@ -210,7 +210,7 @@ class CudaGraphReplayer:
     @property
     def nodes_of_op(self) -> Sequence[int]:
         """Graph nodes of each operation."""
-        return np.bincount(self.captured.owner_of_node, minlength=self.num_ops).tolist()
+        return [int(count) for count in np.bincount(self.captured.owner_of_node, minlength=self.num_ops)]
 
     @property
     def notes(self) -> Sequence[str]:

@@ -76,4 +76,4 @@ def end_times(ops: Sequence[Op], durations_us: Sequence[float], subsets: Sequenc
             start = np.maximum(start, ends[earlier])
         ends[index] = start + durations_us[index] * kept[index]
         stream_end[op.stream] = ends[index]
-    return stream_end.max(axis=0)
+    return np.asarray(stream_end.max(axis=0))

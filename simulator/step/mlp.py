@@ -79,19 +79,20 @@ def _gated_mlp(
     width = draft.weights[down].shape[-1]
     both = draft.buffer(f"{kind}_gate_up", draft.tokens, 2 * width)
     activated = draft.buffer(f"{kind}_activation", draft.tokens, width)
-    placing = {"layer": layer, "stream": stream}
     draft.gemm(
         f"{kind}_gate_up",
         Component.EXPERTS,
         x=whole("hidden"),
         weight=gate_up,
         out=both,
+        layer=layer,
+        stream=stream,
         waits_for=waits_for,
-        **placing,
     )
+    call = calls.Swiglu(gate_up=both, out=activated)
     cost = costs.elementwise_cost(draft.bytes_of(both), draft.bytes_of(activated), 5 * draft.tokens * width)
-    draft.add(f"{kind}_swiglu", Component.EXPERTS, calls.Swiglu(gate_up=both, out=activated), cost, **placing)
-    return draft.gemm(f"{kind}_down", Component.EXPERTS, x=activated, weight=down, out=out, **placing)
+    draft.add(f"{kind}_swiglu", Component.EXPERTS, call, cost, layer=layer, stream=stream)
+    return draft.gemm(f"{kind}_down", Component.EXPERTS, x=activated, weight=down, out=out, layer=layer, stream=stream)
 
 
 def _router(plan: Plan, layer: int) -> tuple[Operand, Operand]:
