@@ -1,6 +1,8 @@
 """Whether a step fits a device's memory, and what would make it fit. No torch."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 from simulator.config import SimulatorConfig
 from simulator.deployment import Deployment
@@ -14,6 +16,16 @@ RESERVE_BYTES = 3 * 2**30
 
 CACHE_WARM_FACTOR = 2
 """A step that reads fewer than so many times the L2 cache in distinct bytes may find its weights there."""
+
+
+def free_host_bytes() -> int:
+    """Memory of this machine that a process can still take; without Linux's own figure, what is wholly unused."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        if "MemAvailable" in fields:
+            return int(fields["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def check_fits(config: SimulatorConfig, step: DecodeStep, free_bytes: int) -> None:

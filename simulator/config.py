@@ -263,13 +263,4 @@ def _measurement_problems(config: SimulatorConfig) -> list[Problem]:
         problems.append(
             Problem(key="comm.latency_us", value=config.comm.latency_us, must="must be 0 or more microseconds")
         )
-    if config.replay is Replay.cpu and config.deployment.batch * config.model.hidden_size > 2**24:
-        problems.append(
-            Problem(
-                key="replay",
-                value="cpu",
-                must="executes every operation and is meant for small models",
-                suggestion="take model=glm5_tiny, or replay=predicted",
-            )
-        )
     return problems

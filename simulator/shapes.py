@@ -95,8 +95,8 @@ def refusals(model: ModelSpec, recipe: Recipe, tp_size: int) -> list[Refusal]:
     for field, size, weight_format, is_split in _quantised_inputs(model, recipe):
         ranks = tp_size if is_split else 1
         if weight_format is WeightFormat.nvfp4 and size % ranks == 0 and (size // ranks) % NVFP4_BLOCK:
-            divisor = f" / {ranks}" if ranks > 1 else ""
-            reason = f"{field}={size}{divisor} = {size // ranks} must be a multiple of the NVFP4 block {NVFP4_BLOCK}"
+            share = f" / {ranks} = {size // ranks}" if ranks > 1 else ""
+            reason = f"{field}={size}{share} must be a multiple of the NVFP4 block {NVFP4_BLOCK}"
             if all(refusal.reason != reason for refusal in found):
                 found.append(Refusal(field=field, reason=reason))
     return found

@@ -14,7 +14,7 @@ from simulator.config import MeasureConfig, SimulatorConfig
 from simulator.grouping import make_groups
 from simulator.machine import environment, find_gpu
 from simulator.profiles import resolve_hardware
-from simulator.replay.base import Samples, Subset
+from simulator.replay.base import Kind, Samples, Subset
 from simulator.replay.choose import choose_replay, interconnect, make_replayer
 from simulator.report.assemble import Findings, assemble
 from simulator.report.console import print_report
@@ -45,6 +45,8 @@ def run_breakdown(config: SimulatorConfig, directory: Path) -> None:
             samples = replayer.measure(subsets_of(groups, design), enough=stop.is_enough, advance=advance)
         finally:
             replayer.close()
+    interval_warning = None if replayer.kind is Kind.PREDICTED else stop.warning(samples)
+    warnings = [interval_warning, cache_warm_warning(step, config.deployment, hardware)]
     findings = Findings(
         config=config,
         step=step,
@@ -56,7 +58,7 @@ def run_breakdown(config: SimulatorConfig, directory: Path) -> None:
         nodes_of_op=replayer.nodes_of_op,
         environment=environment(gpu),
         notes=[note for note in (hardware_note, *replayer.notes, *step.notes) if note],
-        warnings=[w for w in (stop.warning(samples), cache_warm_warning(step, config.deployment, hardware)) if w],
+        warnings=[warning for warning in warnings if warning],
     )
     report = assemble(findings)
     path = write_report(directory, report)
@@ -99,7 +101,7 @@ class StopRule:
     def warning(self, samples: Samples) -> str | None:
         """What to tell the reader where the goal was not reached."""
         reached = self.half_width(samples)
-        if len(samples) == 1 or reached <= self.config.half_width:
+        if reached <= self.config.half_width:
             return None
         why = f"measure.budget_s={self.config.budget_s:g}" if self.budget_spent else "measure.max_rounds"
         known = (

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from kernels.delay import delay
-from simulator.capacity import check_fits
+from simulator.capacity import check_fits, free_host_bytes
 from simulator.comm.local import LocalCollectives
 from simulator.comm.modelled import ModelledCollectives
 from simulator.config import Replay, SimulatorConfig
@@ -57,6 +57,7 @@ def make_replayer(
     if replay is Replay.predicted:
         return PredictedReplayer(ops=step.ops, hardware=hardware, pdl=pdl, wire=wire)
     if replay is Replay.cpu:
+        check_fits(config, step, free_host_bytes())
         collectives = LocalCollectives(tp_size=config.deployment.tp)
         memory = allocate(step, torch.device("cpu"), seed=config.deployment.seed)
         launches = bind_reference(step, memory, collectives)

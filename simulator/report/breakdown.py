@@ -4,9 +4,10 @@ The displayed times of components and of the empty graph are rounded so that the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 
+from simulator.replay.base import Kind
 from simulator.report.record import Interval, Report, ReportComponent
 
 EMPTY_ROW = "empty graph"
@@ -101,11 +102,13 @@ def rows(report: Report) -> list[Row]:
         x_floor=_ratio(step.median_us, report.ceiling.step_us) if report.ceiling.step_us else None,
         ops=sum(component.ops for component in report.components),
     )
-    return [*parts, total]
+    shown = [*parts, total]
+    # a step executed on a CPU is not held against the floors of a GPU
+    return [replace(row, floor_us=None, x_floor=None) for row in shown] if report.mode is Kind.EXECUTED else shown
 
 
 def columns(report: Report, shown: Sequence[Row]) -> dict[str, Column]:
-    """The columns of `shown` by name, in their order; intervals only where there are any."""
+    """The columns of `shown` by name, in their order; what applies to no row is left out."""
     unit = unit_of(report)
     cells: dict[str, tuple[str, list[str]]] = {
         "time": (unit.name, add_up([row.us for row in shown[:-1]], shown[-1].us, unit)),
@@ -117,8 +120,13 @@ def columns(report: Report, shown: Sequence[Row]) -> dict[str, Column]:
         "x_floor": ("x\nfloor", ["" if row.x_floor is None else f"{row.x_floor:,.1f}" for row in shown]),
         "ops": ("ops", ["" if row.ops is None else f"{row.ops:,}" for row in shown]),
     }
-    if all(row.half_width_us is None for row in shown):
-        del cells["half_width"]
+    for name, empty in (
+        ("half_width", all(row.half_width_us is None for row in shown)),
+        ("floor", all(row.floor_us is None for row in shown)),
+        ("x_floor", all(row.x_floor is None for row in shown)),
+    ):
+        if empty:
+            del cells[name]
     return {name: Column(header=header, cells=tuple(texts)) for name, (header, texts) in cells.items()}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from simulator.replay.base import Kind
 from simulator.report.breakdown import Unit, group_label, unit_of
 from simulator.report.record import Report
 
@@ -56,9 +57,15 @@ def _ceiling_line(report: Report) -> str:
     floors = ceiling.by_floor
     causes = (("memory", floors.memory), ("compute", floors.compute), ("nodes", floors.node), ("wire", floors.wire))
     by_cause = ", ".join(f"{cause} {unit.number(us)}" for cause, us in causes)
-    reached = ceiling.step_us / report.step.median_us if report.step.median_us else 0.0
     speed = f"{unit.text(ceiling.step_us)} a step, {_tokens(ceiling.tok_s)}"
-    return f"Ceiling (predicted): {speed}; the step reaches {reached:.0%} of it. Floors in {unit.name}: {by_cause}."
+    return f"Ceiling (predicted): {speed}{_reached(report)}. Floors in {unit.name}: {by_cause}."
+
+
+def _reached(report: Report) -> str:
+    """How near the step is to its ceiling; a step executed on a CPU is not held against a GPU's ceiling."""
+    if report.mode is Kind.EXECUTED or report.step.median_us <= 0:
+        return ""
+    return f"; the step reaches {report.ceiling.step_us / report.step.median_us:.0%} of it"
 
 
 def _attribution_line(report: Report) -> str:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kernels import cost as costs
 from kernels.cost import BYTES_OF_DTYPE, Cost
+from simulator.recipe import WeightFormat
 from simulator.step.calls import Call, ExpertGemm, Gemm, HeadGemm, Operand
 from simulator.step.program import BufferSpec, Component, DecodeStep, Fill, Op, WeightSpec
 
@@ -58,7 +59,9 @@ class Draft:
     def weight(self, name: str, *shape: int, weight_format: str, replicated: bool, fan_in: int | None = None) -> str:
         """Declare a matrix [..., N, K] that keeps its inputs' variance; `fan_in` is K of the whole model."""
         std = (fan_in or shape[-1]) ** -0.5
-        spec = WeightSpec(shape=shape, weight_format=weight_format, std=std, replicated=replicated)
+        # what is not quantised is stored like the activations: BF16, or another dtype where numerics are compared
+        stored = self.activation if weight_format == WeightFormat.bf16 else weight_format
+        spec = WeightSpec(shape=shape, weight_format=stored, std=std, replicated=replicated)
         self.weights.setdefault(name, spec)
         return name
 
