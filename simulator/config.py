@@ -97,7 +97,7 @@ class MeasureConfig:
     half_width: float = 0.01
     """The 95% interval of the step's median is at most this share of it, to either side."""
     budget_s: float = 20.0
-    """Seconds after which it ends in any case, and says so."""
+    """Seconds of replaying, after the first round, when it ends in any case, and says so."""
     min_rounds: int = 5
     max_rounds: int = 200
 

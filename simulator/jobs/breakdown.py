@@ -80,15 +80,16 @@ class StopRule:
     """Ends a measurement when the step is known well enough, or the budget is spent."""
 
     def __init__(self, config: MeasureConfig, *, full_column: int) -> None:
-        """Start the clock."""
+        """The clock starts with the first round: what comes before it is preparation."""
         self.config = config
         self.full_column = full_column
-        self.started_s = time.monotonic()
+        self.started_s: float | None = None
         self.budget_spent = False
 
     def is_enough(self, samples: Samples) -> bool:
         """Whether the interval of the step's median is narrow enough, or time is up."""
         rounds = len(samples)
+        self.started_s = self.started_s or time.monotonic()
         if rounds >= self.config.min_rounds and self.half_width(samples) <= self.config.half_width:
             return True
         self.budget_spent = time.monotonic() - self.started_s >= self.config.budget_s

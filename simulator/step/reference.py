@@ -213,6 +213,6 @@ def _expert_of_row(sorted_rows: torch.Tensor, tile_experts: torch.Tensor, num_ro
     rows = sorted_rows.view(tile_experts.numel(), -1)
     experts = tile_experts[:, None].expand_as(rows)
     is_used = (rows >= 0) & (experts >= 0)
-    ids = torch.zeros(num_rows, dtype=torch.long)
+    ids = torch.zeros(num_rows, dtype=torch.long, device=sorted_rows.device)
     ids[rows[is_used].long()] = experts[is_used].long()
     return ids
