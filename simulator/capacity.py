@@ -68,19 +68,22 @@ def _suggestion(config: SimulatorConfig, free_bytes: int) -> str:
 
 
 def cache_warm_warning(step: DecodeStep, deployment: Deployment, hardware: Hardware) -> str | None:
-    """A warning where so few distinct layers are held that their weights may stay in the L2 cache between reads."""
-    if deployment.weight_layers is None or not hardware.l2_mb:
+    """A warning where so few distinct bytes are read that weights may stay in the L2 cache between two reads.
+
+    Then the step is faster than any decode of the real model, whose weights come from memory every time.
+    """
+    if not hardware.l2_mb:
         return None
-    # layers of one kind take turns, so a layer's weights come back after so many bytes
-    layers = max((op.layer or 0 for op in step.ops), default=0) + 1
+    # layers of one kind take turns, so a layer's weights come back after the bytes of so many layers
+    layers = 1 + max((op.layer or 0 for op in step.ops), default=0)
     read = sum(op.cost.bytes_read for op in step.ops if op.layer is not None)
-    distinct = read / layers * min(deployment.weight_layers, layers)
+    distinct = read / layers * min(deployment.weight_layers or layers, layers)
     needed = CACHE_WARM_FACTOR * hardware.l2_mb * 1e6
     if distinct >= needed:
         return None
     enough = -(-needed * layers // read)
     return (
-        f"deployment.weight_layers={deployment.weight_layers}: {distinct / 1e6:.0f} MB are read before a weight comes "
-        f"round again, against {hardware.l2_mb:.0f} MB of L2; reads may be cache-warm and this is no decode estimate: "
-        f"use at least {enough:.0f}"
+        f"only {distinct / 1e6:.0f} MB of layers are read before a weight comes round again, against "
+        f"{hardware.l2_mb:.0f} MB of L2: reads may be cache-warm, and this is no estimate of a decode step; "
+        f"at least {enough:.0f} distinct layers are needed (deployment.weight_layers, model.num_hidden_layers)"
     )

@@ -45,8 +45,11 @@ def run_breakdown(config: SimulatorConfig, directory: Path) -> None:
             samples = replayer.measure(subsets_of(groups, design), enough=stop.is_enough, advance=advance)
         finally:
             replayer.close()
-    interval_warning = None if replayer.kind is Kind.PREDICTED else stop.warning(samples)
-    warnings = [interval_warning, cache_warm_warning(step, config.deployment, hardware)]
+    warnings: list[str | None] = []
+    if replayer.kind is not Kind.PREDICTED:
+        warnings.append(stop.warning(samples))
+    if replayer.kind is Kind.MEASURED:
+        warnings.append(cache_warm_warning(step, config.deployment, hardware))
     findings = Findings(
         config=config,
         step=step,

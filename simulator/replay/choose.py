@@ -17,6 +17,7 @@ from simulator.replay.base import Advance, Replayer
 from simulator.replay.cpu import CpuReplayer
 from simulator.replay.cuda_graph import CudaGraphReplayer, capture, chain_us
 from simulator.replay.predicted import PredictedReplayer
+from simulator.self_test import check_nvfp4
 from simulator.step.launch import bind_triton
 from simulator.step.memory import allocate
 from simulator.step.program import DecodeStep
@@ -71,6 +72,7 @@ def _graph_replayer(
     config: SimulatorConfig, step: DecodeStep, wire: Interconnect, advance: Advance
 ) -> CudaGraphReplayer:
     device, pdl = torch.device("cuda", torch.cuda.current_device()), config.kernels.programmatic_launch
+    proof = check_nvfp4(device, pdl=pdl)
     advance("allocate weights", 0, 0)
     memory = allocate(step, device, seed=config.deployment.seed)
     collectives = ModelledCollectives(wire=wire, launch_us=delay_launch_us(device, step, pdl=pdl), pdl=pdl)
@@ -85,7 +87,7 @@ def _graph_replayer(
         device=device,
         resources=memory,
         seed=config.deployment.seed,
-        extra_notes=(collectives.note,),
+        extra_notes=(collectives.note, proof),
     )
 
 
