@@ -17,7 +17,7 @@ from omegaconf import MISSING, OmegaConf
 from simulator.deployment import Deployment
 from simulator.errors import BadInputError, Problem
 from simulator.hardware import Hardware
-from simulator.model import ModelSpec
+from simulator.model import Attention, ModelSpec
 from simulator.recipe import Recipe
 from simulator.schema import dotted_keys, writable_schema
 from simulator.shapes import legal_tp_sizes, refusals
@@ -162,9 +162,27 @@ def _model_problems(config: SimulatorConfig) -> list[Problem]:
     model = config.model
     positive = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "num_attention_heads")
     mla = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    problems = [p for name in positive + mla for p in _at_least(f"model.{name}", getattr(model, name), 1)]
-    if model.qk_rope_head_dim % 2:
-        problems.append(_multiple("model.qk_rope_head_dim", model.qk_rope_head_dim, 2, "rotary pairs"))
+    gqa = ("num_key_value_heads", "head_dim")
+    needed = positive + (mla if model.attention is Attention.mla else gqa)
+    if model.has_indexer:
+        needed += ("index_topk_freq", "index_n_heads", "index_head_dim")
+    problems = [p for name in needed for p in _at_least(f"model.{name}", getattr(model, name), 1)]
+    if problems:
+        return problems
+    if model.rotary_dim < 2 or model.rotary_dim % 2:
+        key = "model.qk_rope_head_dim" if model.attention is Attention.mla else "model.partial_rotary_factor"
+        problems.append(Problem(key=key, value=model.rotary_dim, must="must give an even number of rotating dims"))
+    if model.attention is Attention.gqa and model.num_attention_heads % model.num_key_value_heads:
+        problems.append(
+            Problem(
+                key="model.num_key_value_heads",
+                value=model.num_key_value_heads,
+                must=f"must divide num_attention_heads={model.num_attention_heads}",
+            )
+        )
+    if model.has_indexer and not model.has_full_indexer(0):
+        must = "leaves layer 0 without an indexer, and no earlier layer whose choice it could use"
+        problems.append(Problem(key="model.index_skip_topk_offset", value=model.index_skip_topk_offset, must=must))
     if model.n_routed_experts and not 1 <= model.num_experts_per_tok <= model.n_routed_experts:
         problems.append(
             Problem(
@@ -188,10 +206,6 @@ def _model_problems(config: SimulatorConfig) -> list[Problem]:
             )
         )
     return problems
-
-
-def _multiple(key: str, value: int, of: int, why: str) -> Problem:
-    return Problem(key=key, value=value, must=f"must be a multiple of {of} ({why})")
 
 
 def _deployment_problems(config: SimulatorConfig) -> list[Problem]:

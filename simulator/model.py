@@ -32,9 +32,26 @@ class ModelSpec:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
+    rope_scaling_factor: float = 1.0
+    """YaRN: how many times longer than trained on; 1 means plain rotary embedding."""
+    rope_original_max_position: int = 0
+    rope_beta_fast: float = 32.0
+    rope_beta_slow: float = 1.0
+    rope_mscale: float = 1.0
+    rope_mscale_all_dim: float = 0.0
 
     attention: Attention = Attention.mla
     num_attention_heads: int
+    num_key_value_heads: int = 0
+    """Key heads of grouped-query attention."""
+    head_dim: int = 0
+    """Width of a head of grouped-query attention."""
+    partial_rotary_factor: float = 1.0
+    """Share of a grouped-query head that rotates."""
+    attention_bias: bool = False
+    """Whether the fused qkv projection of grouped-query attention has a bias."""
+    use_qk_norm: bool = False
+    """Whether grouped-query attention normalises each query and key head."""
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_nope_head_dim: int = 0
@@ -46,6 +63,9 @@ class ModelSpec:
     index_n_heads: int = 0
     index_head_dim: int = 0
     indexer_rope_interleave: bool = True
+    index_topk_freq: int = 1
+    index_skip_topk_offset: int = 0
+    """From this layer on only every `index_topk_freq`-th layer has an indexer; the others use the last one's choice."""
 
     intermediate_size: int
     first_k_dense_replace: int = 0
@@ -73,6 +93,22 @@ class ModelSpec:
     def has_indexer(self) -> bool:
         """Whether attention reads only the `index_topk` positions that an indexer selects."""
         return self.index_topk > 0
+
+    @property
+    def rotary_dim(self) -> int:
+        """Rotating dims of a head."""
+        if self.attention is Attention.mla:
+            return self.qk_rope_head_dim
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    def has_full_indexer(self, layer: int) -> bool:
+        """Whether the layer chooses its positions itself.
+
+        GLM-5.2 (freq 4, offset 3) does so in layers 0, 1, 2, 6, 10, ... 74: 21 of 78 (arXiv 2603.12201).
+        """
+        if layer < self.index_skip_topk_offset:
+            return True
+        return (layer - self.index_skip_topk_offset + 1) % self.index_topk_freq == 0
 
     def is_dense(self, layer: int) -> bool:
         """Whether the layer's MLP is dense rather than a mixture of experts."""

@@ -29,7 +29,7 @@ class Recipe:
 
     name: str
     attention_in: WeightFormat = WeightFormat.bf16
-    """Fused q_a and kv_a projection of MLA."""
+    """Fused q_a and kv_a projection of MLA, or the fused qkv projection of grouped-query attention."""
     attention_q_b: WeightFormat = WeightFormat.bf16
     attention_out: WeightFormat = WeightFormat.bf16
     indexer: WeightFormat = WeightFormat.bf16

@@ -30,7 +30,10 @@ class RankShapes:
 
     tp_size: int
     num_heads_local: int
+    num_key_heads_local: int
+    """Key heads of grouped-query attention; a head is replicated where there are more ranks than heads."""
     qkv_a_width: int
+    qkv_width_local: int
     q_b_width_local: int
     o_proj_input_local: int
     dense_width_local: int
@@ -53,10 +56,14 @@ def _quantised_inputs(model: ModelSpec, recipe: Recipe) -> list[tuple[str, int, 
     """(field, K of the whole matrix, format, split over ranks?) of every matrix whose K must hold whole FP4 blocks."""
     inputs = [
         ("hidden_size", model.hidden_size, recipe.attention_in, False),
-        ("q_lora_rank", model.q_lora_rank, recipe.attention_q_b, False),
-        ("num_attention_heads * v_head_dim", model.num_attention_heads * model.v_head_dim, recipe.attention_out, True),
         ("hidden_size", model.hidden_size, recipe.lm_head, False),
     ]
+    if model.attention is Attention.mla:
+        attended = ("num_attention_heads * v_head_dim", model.num_attention_heads * model.v_head_dim)
+        inputs.append(("q_lora_rank", model.q_lora_rank, recipe.attention_q_b, False))
+    else:
+        attended = ("num_attention_heads * head_dim", model.num_attention_heads * model.head_dim)
+    inputs.append((*attended, recipe.attention_out, True))
     if model.has_indexer:
         inputs += [
             ("q_lora_rank", model.q_lora_rank, recipe.indexer, False),
@@ -89,6 +96,10 @@ def refusals(model: ModelSpec, recipe: Recipe, tp_size: int) -> list[Refusal]:
         divided.append(("intermediate_size", model.intermediate_size))
     if model.n_routed_experts:
         divided.append(("moe_intermediate_size", model.moe_intermediate_size))
+    key_heads = model.num_key_value_heads
+    if model.attention is Attention.gqa and key_heads % tp_size and tp_size % key_heads:
+        reason = f"num_key_value_heads={key_heads} and {tp_size} ranks: neither divides the other"
+        found.append(Refusal(field="num_key_value_heads", reason=reason))
     for field, size in divided:
         if size % tp_size:
             found.append(Refusal(field=field, reason=f"{field}={size} / {tp_size} = {size / tp_size:g} is not whole"))
@@ -122,13 +133,16 @@ def rank_shapes(model: ModelSpec, recipe: Recipe, tp_size: int) -> RankShapes:
     expert_width = model.moe_intermediate_size // tp_size
     is_fp4 = WeightFormat.nvfp4 in (recipe.routed_gate_up, recipe.routed_down)
     num_heads = model.num_attention_heads // tp_size
+    num_key_heads = -(-model.num_key_value_heads // tp_size)
     is_mla = model.attention is Attention.mla
     return RankShapes(
         tp_size=tp_size,
         num_heads_local=num_heads,
+        num_key_heads_local=num_key_heads,
         qkv_a_width=model.q_lora_rank + model.latent_dim if is_mla else 0,
+        qkv_width_local=0 if is_mla else (num_heads + 2 * num_key_heads) * model.head_dim,
         q_b_width_local=num_heads * model.qk_head_dim,
-        o_proj_input_local=num_heads * model.v_head_dim,
+        o_proj_input_local=num_heads * (model.v_head_dim if is_mla else model.head_dim),
         dense_width_local=model.intermediate_size // tp_size,
         expert_width_local=round_up(expert_width, EXPERT_TILE) if is_fp4 else expert_width,
         expert_width_unpadded_local=expert_width,

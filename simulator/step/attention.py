@@ -114,6 +114,8 @@ def _indexer(plan: Plan, layer: int) -> Operand:
     and skip the rest.
     """
     draft, model, recipe = plan.draft, plan.model, plan.recipe
+    if not model.has_full_indexer(layer):
+        return whole(_last_selection(plan, layer))
     weights = f"layers.{plan.weight_layer(layer)}"
     heads, head_dim, tokens = model.index_n_heads, model.index_head_dim, draft.tokens
     key_weight = draft.weight(
@@ -147,6 +149,14 @@ def _indexer(plan: Plan, layer: int) -> Operand:
     )
     draft.add("index_query", Component.INDEXER, query, cost, layer=layer)
     return _index_select(plan, layer, cache_values, cache_scales)
+
+
+def _last_selection(plan: Plan, layer: int) -> str:
+    """The buffer of the positions that the last layer with an indexer of its own chose."""
+    if plan.attends_to_all:
+        return "selected"
+    full = max(earlier for earlier in range(layer) if plan.model.has_full_indexer(earlier))
+    return f"layers.{full}.selected"
 
 
 def _index_key_write(plan: Plan, layer: int) -> tuple[Operand, Operand]:

@@ -10,13 +10,14 @@ import numpy as np
 from kernels import cost as costs
 from simulator import routing
 from simulator.deployment import Deployment
-from simulator.model import ModelSpec
+from simulator.model import Attention, ModelSpec
 from simulator.recipe import Recipe
 from simulator.shapes import rank_shapes, round_up
 from simulator.step import calls
 from simulator.step.attention import attention
 from simulator.step.calls import Operand
 from simulator.step.draft import Draft, whole
+from simulator.step.gqa_attention import gqa_attention
 from simulator.step.mlp import mlp
 from simulator.step.plan import Plan
 from simulator.step.program import Component, DecodeStep
@@ -59,7 +60,8 @@ def build_step(
     incoming = None
     for layer in range(model.num_hidden_layers):
         residual = _norm(plan, "input_norm", layer, incoming, residual, turn=0)
-        attention(plan, layer)
+        attend = attention if model.attention is Attention.mla else gqa_attention
+        attend(plan, layer)
         incoming = _all_reduce(plan, "attention_allreduce", layer, whole("attention_out"), whole("attention_reduced"))
         residual = _norm(plan, "post_attention_norm", layer, incoming, residual, turn=1)
         mlp(plan, layer)
@@ -80,7 +82,7 @@ def _declare_inputs(plan: Plan) -> None:
     draft.constant("positions", np.full(deployment.batch, position, np.int32), "int32")
     draft.constant("context_lengths", np.full(deployment.batch, deployment.context, np.int32), "int32")
     draft.constant("slots", sequences * plan.slots_per_sequence + position, "int64")
-    table = rope_table(deployment.context, model.qk_rope_head_dim, model.rope_theta)
+    table = rope_table(deployment.context, model.rotary_dim, model.rope_theta)
     draft.constant("cos_sin", table, "fp32")
     if plan.attends_to_all and model.has_indexer:
         every_position = np.arange(plan.keys_per_token, dtype=np.int32)

@@ -157,6 +157,49 @@ class MlaCombine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QkvRope:
+    """Bias, per-head norms and rotation of a fused qkv projection."""
+
+    qkv: Operand
+    bias: str | None
+    query_norm: str | None
+    key_norm: str | None
+    eps: float
+    positions: Operand
+    cos_sin: Operand
+    interleaved: bool
+    query_out: Operand
+    key_out: Operand
+    value_out: Operand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GqaCacheWrite:
+    """Key and value heads into their caches."""
+
+    key: Operand
+    value: Operand
+    slots: Operand
+    key_cache: Operand
+    value_cache: Operand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GqaDecode:
+    """Grouped-query attention over the cache, split over the keys."""
+
+    query: Operand
+    key_cache: Operand
+    value_cache: Operand
+    context_lengths: Operand
+    tokens_per_sequence: int
+    slots_per_sequence: int
+    scale: float
+    partial_out: Operand
+    partial_lse: Operand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterTopk:
     """Scores, expert choice and weights of the chosen."""
 
@@ -272,6 +315,9 @@ Call = (
     | IndexTopk
     | MlaDecode
     | MlaCombine
+    | QkvRope
+    | GqaCacheWrite
+    | GqaDecode
     | RouterTopk
     | Dispatch
     | ExpertGemm

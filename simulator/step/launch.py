@@ -13,6 +13,7 @@ from kernels import (
     embedding,
     expert_gemm,
     gemm,
+    gqa_decode,
     head_gemm,
     index_key,
     index_logits,
@@ -21,6 +22,7 @@ from kernels import (
     kv_cache,
     mla_combine,
     mla_decode,
+    qkv_rope,
     rms_norm,
     rope,
     router,
@@ -72,19 +74,21 @@ def _triton_launch(call: calls.Call, memory: StepMemory, collectives: Collective
 
 def _weights(call: calls.Call, memory: StepMemory) -> dict[str, Any]:
     """The call's weights by argument name."""
+    vectors: dict[str, str | None] = {}
     match call:
         case calls.Gemm() | calls.ExpertGemm():
             return {"weight": memory.weights[call.weight]}
         case calls.HeadGemm() | calls.RmsNorm():
-            return {"weight": memory.vector(call.weight)}
+            vectors = {"weight": call.weight}
         case calls.Embedding():
-            return {"table": memory.vector(call.table)}
+            vectors = {"table": call.table}
+        case calls.QkvRope():
+            vectors = {"bias": call.bias, "query_norm": call.query_norm, "key_norm": call.key_norm}
         case calls.IndexKeyWrite():
-            return {"norm_weight": memory.vector(call.norm_weight), "norm_bias": memory.vector(call.norm_bias)}
+            vectors = {"norm_weight": call.norm_weight, "norm_bias": call.norm_bias}
         case calls.RouterTopk():
-            return {"bias": None if call.bias is None else memory.vector(call.bias)}
-        case _:
-            return {}
+            vectors = {"bias": call.bias}
+    return {name: None if weight is None else memory.vector(weight) for name, weight in vectors.items()}
 
 
 _TRITON: dict[type, Callable[..., None]] = {
@@ -100,6 +104,9 @@ _TRITON: dict[type, Callable[..., None]] = {
     calls.IndexTopk: index_topk.index_topk,
     calls.MlaDecode: mla_decode.mla_decode,
     calls.MlaCombine: mla_combine.mla_combine,
+    calls.QkvRope: qkv_rope.qkv_rope,
+    calls.GqaCacheWrite: gqa_decode.gqa_cache_write,
+    calls.GqaDecode: gqa_decode.gqa_decode,
     calls.RouterTopk: router.router_topk,
     calls.Dispatch: dispatch.dispatch,
     calls.ExpertGemm: expert_gemm.expert_gemm,

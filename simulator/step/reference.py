@@ -9,6 +9,7 @@ from kernels.dispatch import dispatch_reference
 from kernels.embedding import embedding_reference
 from kernels.expert_gemm import expert_gemm_reference
 from kernels.gemm import gemm_reference
+from kernels.gqa_decode import gqa_decode_reference
 from kernels.head_gemm import head_gemm_reference
 from kernels.index_key import index_key_reference
 from kernels.index_logits import index_logits_reference
@@ -16,6 +17,7 @@ from kernels.index_query import index_query_reference
 from kernels.index_topk import index_topk_reference
 from kernels.mla_combine import mla_combine_reference
 from kernels.mla_decode import mla_decode_reference
+from kernels.qkv_rope import qkv_rope_reference
 from kernels.rms_norm import rms_norm_reference
 from kernels.rope import rope_reference
 from kernels.router import router_topk_reference
@@ -61,6 +63,8 @@ def _compute(call: calls.Call, memory: StepMemory) -> None:
             view(call.out).copy_(head_gemm_reference(view(call.x), memory.vector(call.weight)))
         case calls.Rope() | calls.KvCacheWrite() | calls.MlaDecode() | calls.MlaCombine():
             _attention(call, memory)
+        case calls.QkvRope() | calls.GqaCacheWrite() | calls.GqaDecode():
+            _gqa_attention(call, memory)
         case calls.IndexKeyWrite() | calls.IndexQuery() | calls.IndexLogits() | calls.IndexTopk():
             _indexer(call, memory)
         case calls.RouterTopk() | calls.Dispatch() | calls.ExpertGemm() | calls.Combine():
@@ -109,14 +113,54 @@ def _attention(call: calls.Rope | calls.KvCacheWrite | calls.MlaDecode | calls.M
                 latent_dim=partial_out.shape[-1],
                 scale=call.scale,
             )
-            # the whole result stands in the first split; the others are empty
-            partial_out.zero_()
-            partial_out[:, :, 0] = result
-            lse = view(call.partial_lse)
-            lse.fill_(-torch.inf)
-            lse[:, :, 0] = 0.0
+            _write_splits(result, partial_out, view(call.partial_lse))
         case calls.MlaCombine():
             view(call.out).copy_(mla_combine_reference(view(call.partial_out), view(call.partial_lse)))
+
+
+def _write_splits(result: torch.Tensor, partial_out: torch.Tensor, partial_lse: torch.Tensor) -> None:
+    """The whole result stands in the first split; the others are empty."""
+    partial_out.zero_()
+    partial_out[:, :, 0] = result
+    partial_lse.fill_(-torch.inf)
+    partial_lse[:, :, 0] = 0.0
+
+
+def _gqa_attention(call: calls.QkvRope | calls.GqaCacheWrite | calls.GqaDecode, memory: StepMemory) -> None:
+    view = memory.tensor
+    match call:
+        case calls.QkvRope():
+            vectors = [
+                None if name is None else memory.vector(name) for name in (call.bias, call.query_norm, call.key_norm)
+            ]
+            results = qkv_rope_reference(
+                qkv=view(call.qkv),
+                bias=vectors[0],
+                query_norm=vectors[1],
+                key_norm=vectors[2],
+                eps=call.eps,
+                positions=view(call.positions),
+                cos_sin=view(call.cos_sin),
+                interleaved=call.interleaved,
+                num_heads=view(call.query_out).shape[1],
+                num_key_heads=view(call.key_out).shape[1],
+            )
+            for operand, result in zip((call.query_out, call.key_out, call.value_out), results, strict=True):
+                view(operand).copy_(result)
+        case calls.GqaCacheWrite():
+            for cache, rows in ((call.key_cache, call.key), (call.value_cache, call.value)):
+                view(cache)[view(call.slots)] = view(rows).to(view(cache).dtype)
+        case calls.GqaDecode():
+            result = gqa_decode_reference(
+                view(call.query),
+                view(call.key_cache),
+                view(call.value_cache),
+                view(call.context_lengths),
+                tokens_per_sequence=call.tokens_per_sequence,
+                slots_per_sequence=call.slots_per_sequence,
+                scale=call.scale,
+            )
+            _write_splits(result, view(call.partial_out), view(call.partial_lse))
 
 
 def _indexer(
