@@ -42,11 +42,12 @@ UNWRITABLE = {errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ERO
 
 def run_job(composed: Any) -> None:
     """Run one job of the composed configuration."""
-    config = configuration.from_hydra(composed)
+    hydra_config = HydraConfig.get()
+    config, notes = configuration.from_hydra(composed, hydra_config.overrides.task)
     configuration.validate(config)
     from simulator.jobs.breakdown import run_breakdown  # noqa: PLC0415 (torch loads here, not for --help)
 
-    run_breakdown(config, Path(HydraConfig.get().runtime.output_dir))
+    run_breakdown(config, Path(hydra_config.runtime.output_dir), notes)
 
 
 def sentence_of(error: BaseException) -> str:

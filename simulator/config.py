@@ -6,17 +6,20 @@ Hydra composes YAML onto these dataclasses, so that a misspelt key or a wrong ty
 then collects every impossible combination before any memory is allocated or file written.
 """
 
-from dataclasses import FrozenInstanceError, dataclass, field
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, asdict, dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from simulator.deployment import Deployment
 from simulator.errors import BadInputError, Problem
 from simulator.hardware import Hardware
+from simulator.imports.model_config import read_model_config
+from simulator.imports.quant_config import read_recipe
 from simulator.model import Attention, ModelSpec
 from simulator.recipe import Recipe
 from simulator.schema import dotted_keys, writable_schema
@@ -26,7 +29,8 @@ from simulator.step.program import Component
 MAX_BATCH = 1024
 """Decode batches beyond this are prefill-sized; the kernels' tiles are not chosen for them."""
 
-MAX_GROUPS = 64
+FROM_CHECKPOINT = "from_checkpoint"
+"""Name of the recipe that is read from the checkpoint."""
 
 
 class Job(StrEnum):
@@ -57,6 +61,13 @@ class GroupBy(StrEnum):
     component = "component"
     op = "op"
     layer_range = "layer_range"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(ModelSpec):
+    """A model written out field by field, or the `config.json` to read it from."""
+
+    path: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +119,7 @@ class SimulatorConfig:
 
     job: Job = Job.breakdown
     replay: Replay = Replay.auto
-    model: ModelSpec = MISSING
+    model: ModelConfig = MISSING
     recipe: Recipe = MISSING
     deployment: Deployment = field(default_factory=Deployment)
     hardware: Hardware = MISSING
@@ -128,19 +139,42 @@ def similar_keys(key: str) -> list[str]:
     return get_close_matches(key, dotted_keys(SimulatorConfig), n=3, cutoff=0.6)
 
 
-def from_hydra(composed: Any) -> SimulatorConfig:
-    """Turn a composed configuration into objects, once, at the start.
+def from_hydra(composed: DictConfig, overrides: Sequence[str] = ()) -> tuple[SimulatorConfig, list[str]]:
+    """Turn a composed configuration into objects, once, at the start; the second part are notes on what was read.
+
+    A model with a path is read from its file; fields among the user's `overrides` win over the file's.
 
     Raises:
-        BadInputError: an override added a field that the schema does not have.
+        BadInputError: an override added a field that the schema does not have, or a file cannot be read.
     """
+    if OmegaConf.is_missing(composed.model, "path"):
+        must = "must name the config.json of a model, or the directory that holds it"
+        raise BadInputError(Problem(key="model.path", value="", must=must))
+    notes = _read_checkpoint(composed, overrides) if composed.model.path is not None else []
     try:
         config = OmegaConf.to_object(composed)
     except FrozenInstanceError as error:
         raise BadInputError(f"an override with + adds a field that nothing reads: {error}; remove the +") from None
     if not isinstance(config, SimulatorConfig):
         raise TypeError(f"the composed configuration is a {type(config).__name__}, not a SimulatorConfig")
-    return config
+    if config.recipe.name == FROM_CHECKPOINT and config.model.path is None:
+        must = "reads a checkpoint's quantisation and needs model=from_hf model.path=..."
+        raise BadInputError(Problem(key="recipe", value=FROM_CHECKPOINT, must=must))
+    return config, notes
+
+
+def _read_checkpoint(composed: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Put the model, and the recipe unless another is named, that a checkpoint describes into `composed`."""
+    path = Path(composed.model.path)
+    spec, notes = read_model_config(path)
+    given = OmegaConf.from_dotlist([text for text in overrides if text.startswith("model.")])
+    read = OmegaConf.create(asdict(spec))
+    composed.model = OmegaConf.merge(writable_schema(ModelConfig), read, given.get("model", {}))
+    if composed.recipe.name == FROM_CHECKPOINT:
+        recipe, more = read_recipe(path, spec)
+        composed.recipe = OmegaConf.merge(writable_schema(Recipe), asdict(recipe))
+        notes += more
+    return notes
 
 
 def validate(config: SimulatorConfig) -> None:

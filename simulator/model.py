@@ -66,6 +66,8 @@ class ModelSpec:
     index_topk_freq: int = 1
     index_skip_topk_offset: int = 0
     """From this layer on only every `index_topk_freq`-th layer has an indexer; the others use the last one's choice."""
+    index_topk_pattern: str = ""
+    """The same said layer by layer, F(ull) or S(hared); it wins where it is not empty."""
 
     intermediate_size: int
     first_k_dense_replace: int = 0
@@ -102,10 +104,12 @@ class ModelSpec:
         return int(self.head_dim * self.partial_rotary_factor)
 
     def has_full_indexer(self, layer: int) -> bool:
-        """Whether the layer chooses its positions itself.
+        """Whether the layer chooses its positions itself; a pattern decides where there is one.
 
         GLM-5.2 (freq 4, offset 3) does so in layers 0, 1, 2, 6, 10, ... 74: 21 of 78 (arXiv 2603.12201).
         """
+        if self.index_topk_pattern:
+            return self.index_topk_pattern[layer] == "F"
         if layer < self.index_skip_topk_offset:
             return True
         return (layer - self.index_skip_topk_offset + 1) % self.index_topk_freq == 0

@@ -25,7 +25,7 @@ from simulator.step.build import build_step
 from simulator.step.program import Group
 
 
-def run_breakdown(config: SimulatorConfig, directory: Path) -> None:
+def run_breakdown(config: SimulatorConfig, directory: Path, import_notes: Sequence[str] = ()) -> None:
     """Attribute one decode step; writes report.json and report.md into `directory` and prints the table."""
     gpu = find_gpu()
     replay = choose_replay(config.replay, gpu)
@@ -60,7 +60,7 @@ def run_breakdown(config: SimulatorConfig, directory: Path) -> None:
         kind=replayer.kind,
         nodes_of_op=replayer.nodes_of_op,
         environment=environment(gpu),
-        notes=[note for note in (hardware_note, *replayer.notes, *step.notes) if note],
+        notes=[note for note in (*import_notes, hardware_note, *replayer.notes, *step.notes) if note],
         warnings=[warning for warning in warnings if warning],
     )
     report = assemble(findings)

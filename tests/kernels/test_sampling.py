@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.sampling import greedy, greedy_reference, local_argmax, local_argmax_reference
+from kernels.sampling import BLOCK_V, greedy, greedy_reference, local_argmax, local_argmax_reference
 
 INF, NAN = float("inf"), float("nan")
 
@@ -54,6 +54,15 @@ def check_local(case: dict[str, Any], pdl: bool = False) -> None:
 )
 def test_local_argmax_matches_reference(M, V, num_valid, dtype, device):
     check_local(local_case(M, V, device, dtype, num_valid))
+
+
+@pytest.mark.parametrize("winner", [0, BLOCK_V - 1, BLOCK_V, 2 * BLOCK_V, 19_359], ids=lambda i: f"column{i}")
+def test_every_iteration_can_hold_the_only_best_logit(winner, device, compute_dtype):
+    """The other cases repeat their maximum in the first BLOCK_V columns, so they do not need the rest."""
+    case = local_case(1, 19_360, device, compute_dtype)
+    case["logits"][0, winner] = 50.0
+    check_local(case)
+    assert case["ids"].item() == 19_360 + winner
 
 
 @pytest.mark.parametrize("W, M", [(1, 1), (8, 5), (6, 130)], ids=["W1-M1", "W8-M5", "W6-M130"])
