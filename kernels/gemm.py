@@ -22,6 +22,7 @@ import triton.language as tl
 
 from kernels.gemv import MAX_GEMV_TOKENS, launch_gemv
 from kernels.launch import enter_grid, launch_options, require
+from kernels.nvfp4_gemv import MAX_NVFP4_GEMV_TOKENS, fits_gemv, launch_nvfp4_gemv
 from kernels.weight_tile import (
     ACTIVATION_DTYPES,
     GemmTiles,
@@ -131,6 +132,9 @@ def gemm(*, x: torch.Tensor, weight: Weight, out: torch.Tensor, pdl: bool = Fals
     )
     if operands.weight_format == "dense" and num_tokens <= MAX_GEMV_TOKENS:
         launch_gemv(x=x, weight=operands.values, out=out, pdl=pdl)
+        return
+    if num_tokens <= MAX_NVFP4_GEMV_TOKENS and fits_gemv(operands, num_inputs):
+        launch_nvfp4_gemv(x=x, operands=operands, out=out, pdl=pdl)
         return
     tiles = gemm_tiles(num_tokens, num_outputs, num_inputs, operands.weight_format, element_size=x.element_size())
     _gemm_kernel[(triton.cdiv(num_outputs, tiles.block_n), triton.cdiv(num_tokens, tiles.block_m))](

@@ -27,6 +27,20 @@ def enter_grid(PDL: tl.constexpr):
         tl_cuda.gdc_launch_dependents()
 
 
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait for the previous kernel's writes; what a step never writes (weights) may be read before."""
+    if PDL:
+        tl_cuda.gdc_wait()
+
+
+@triton.jit
+def launch_dependents(PDL: tl.constexpr):
+    """Let the next kernel's blocks become resident, once every block of this kernel has come here or has ended."""
+    if PDL:
+        tl_cuda.gdc_launch_dependents()
+
+
 def launch_options(*, pdl: bool) -> dict[str, bool]:
     """Keyword arguments of a launch: the interpreter knows no `launch_pdl`, so it is absent unless asked for."""
     return {"launch_pdl": True} if pdl else {}

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from simulator import config as configuration
 from simulator.errors import BadInputError
+from simulator.jobs.ceiling import run_ceiling
 from simulator.profiles import conf_directory
 
 EXIT_FAILURE = 1
@@ -45,9 +46,13 @@ def run_job(composed: Any) -> None:
     hydra_config = HydraConfig.get()
     config, notes = configuration.from_hydra(composed, hydra_config.overrides.task)
     configuration.validate(config)
-    from simulator.jobs.breakdown import run_breakdown  # noqa: PLC0415 (torch loads here, not for --help)
+    directory = Path(hydra_config.runtime.output_dir)
+    if config.job is configuration.Job.ceiling:
+        run_ceiling(config, directory, notes)
+        return
+    from simulator.jobs.breakdown import run_breakdown  # noqa: PLC0415 (torch loads here, for no other job)
 
-    run_breakdown(config, Path(hydra_config.runtime.output_dir), notes)
+    run_breakdown(config, directory, notes)
 
 
 def sentence_of(error: BaseException) -> str:

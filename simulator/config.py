@@ -37,6 +37,7 @@ class Job(StrEnum):
     """What a run does."""
 
     breakdown = "breakdown"
+    ceiling = "ceiling"
 
 
 class Replay(StrEnum):

@@ -3,7 +3,7 @@
 Values live in `conf/hardware/*.yaml`, each with its source. No torch.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,10 @@ class Hardware:
     node_pdl_us: float | None = None
     """The same with programmatic dependent launch."""
     interconnect: Interconnect = field(default_factory=Interconnect)
+
+    def wire(self, latency_us: float | None) -> Interconnect:
+        """The interconnect, with another latency where the user gives one."""
+        return self.interconnect if latency_us is None else replace(self.interconnect, latency_us=latency_us)
 
     def node_floor_us(self, *, pdl: bool) -> float:
         """The least time a graph node takes on this machine."""

@@ -145,7 +145,7 @@ def read_model_config(path: Path) -> tuple[ModelSpec, list[str]]:
     notes += _leftovers(values)
     if family.required and "index_topk" in family.required and fields["index_topk"] < 1:
         raise BadInputError(f"{path}: index_topk={fields['index_topk']} must be at least 1 in a {model_type} model")
-    name = path.parent.name if path.stem == "config" else path.stem
+    name = path.resolve().parent.name if path.stem == "config" else path.stem
     return ModelSpec(name=name or model_type, attention=family.attention, **fields), notes
 
 

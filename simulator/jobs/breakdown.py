@@ -15,7 +15,7 @@ from simulator.grouping import make_groups
 from simulator.machine import environment, find_gpu
 from simulator.profiles import resolve_hardware
 from simulator.replay.base import Kind, Samples, Subset
-from simulator.replay.choose import choose_replay, interconnect, make_replayer
+from simulator.replay.choose import choose_replay, make_replayer
 from simulator.report.assemble import Findings, assemble
 from simulator.report.console import print_report
 from simulator.report.progress import progress
@@ -54,7 +54,7 @@ def run_breakdown(config: SimulatorConfig, directory: Path, import_notes: Sequen
         config=config,
         step=step,
         hardware=hardware,
-        wire=interconnect(config, hardware),
+        wire=hardware.wire(config.comm.latency_us),
         groups=groups,
         attribution=attribute(design, samples, seed=config.deployment.seed),
         kind=replayer.kind,

@@ -1,6 +1,5 @@
 """From a configuration and a step to the replayer that times it: the GPU's graph, the CPU, or a prediction."""
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -43,18 +42,11 @@ def choose_replay(asked: Replay, gpu: Gpu | None) -> Replay:
     return asked
 
 
-def interconnect(config: SimulatorConfig, hardware: Hardware) -> Interconnect:
-    """How long a collective takes: as the profile says, or as the user does."""
-    if config.comm.latency_us is None:
-        return hardware.interconnect
-    return replace(hardware.interconnect, latency_us=config.comm.latency_us)
-
-
 def make_replayer(
     replay: Replay, config: SimulatorConfig, step: DecodeStep, hardware: Hardware, gpu: Gpu | None, advance: Advance
 ) -> Replayer:
     """Everything that must happen before the first measurement: memory, launches, capture."""
-    pdl, wire = config.kernels.programmatic_launch, interconnect(config, hardware)
+    pdl, wire = config.kernels.programmatic_launch, hardware.wire(config.comm.latency_us)
     if replay is Replay.predicted:
         return PredictedReplayer(ops=step.ops, hardware=hardware, pdl=pdl, wire=wire)
     if replay is Replay.cpu:

@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from simulator.errors import BadInputError, Problem
 from simulator.report.markdown import render_markdown
@@ -19,8 +21,22 @@ def write_report(directory: Path, report: Report) -> Path:
         BadInputError: the directory cannot be written to.
         ValueError: a number of the report is not finite; nothing is written.
     """
-    as_text = json.dumps(as_json(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    contents = {MARKDOWN_NAME: render_markdown(report), JSON_NAME: as_text}
+    as_text = json_text(as_json(report))
+    write_files(directory, {MARKDOWN_NAME: render_markdown(report), JSON_NAME: as_text})
+    return directory / JSON_NAME
+
+
+def json_text(values: Mapping[str, Any]) -> str:
+    """Values as JSON; not-a-number and infinity are refused, since JSON has neither."""
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_files(directory: Path, contents: Mapping[str, str]) -> None:
+    """Write text files into `directory`, all of them or none; the last name is the last to appear.
+
+    Raises:
+        BadInputError: the directory cannot be written to.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _write_all(directory, contents)
@@ -28,10 +44,9 @@ def write_report(directory: Path, report: Report) -> Path:
         reason = error.strerror or str(error)
         must = f"must be a directory that the report can be written to ({reason})"
         raise BadInputError(Problem(key="hydra.run.dir", value=directory, must=must)) from error
-    return directory / JSON_NAME
 
 
-def _write_all(directory: Path, contents: dict[str, str]) -> None:
+def _write_all(directory: Path, contents: Mapping[str, str]) -> None:
     """Write all files beside their places first, then move them there, in order."""
     temporary = {name: directory / f".{name}.{os.getpid()}.tmp" for name in contents}
     try:

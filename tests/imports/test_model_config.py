@@ -21,9 +21,8 @@ def test_glm_is_read_field_by_field(tmp_path):
     assert (model.attention, model.scoring_func, model.rope_theta) == (Attention.mla, Scoring.sigmoid, 1e6)
     assert (model.hidden_size, model.q_lora_rank, model.index_topk, model.n_routed_experts) == (256, 128, 64, 16)
     assert model.indexer_rope_interleave
-    assert notes == [
-        "config.json does not say index_topk_freq=1, index_skip_topk_offset=0: the published implementation's values are used"
-    ]
+    absent = "index_topk_freq=1, index_skip_topk_offset=0"
+    assert notes == [f"config.json does not say {absent}: the published implementation's values are used"]
 
 
 def test_a_directory_stands_for_its_config_json(tmp_path):
