@@ -20,7 +20,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.expert_gemv import launch_expert_gemv, takes_few_rows
 from kernels.launch import enter_grid, launch_options, require
+from kernels.nvfp4_gemv import fits_gemv
 from kernels.weight_tile import (
     ACTIVATION_DTYPES,
     GemmTiles,
@@ -171,6 +173,18 @@ def expert_gemm(
             f"argument {name} must be contiguous int32 [{size}] for {num_tiles} tiles of {tile_rows} rows; "
             f"got {tensor.dtype} {list(tensor.shape)}",
         )
+    if fits_gemv(operands, num_inputs) and takes_few_rows(out.shape[0], operands.shape[0]):
+        launch_expert_gemv(
+            x=x,
+            operands=operands,
+            sorted_rows=sorted_rows,
+            tile_experts=tile_experts,
+            tile_rows=tile_rows,
+            rows_per_token=rows_per_token,
+            out=out,
+            pdl=pdl,
+        )
+        return
     tiles = expert_gemm_tiles(
         num_tiles, tile_rows, num_outputs, num_inputs, operands.weight_format, element_size=x.element_size()
     )

@@ -6,11 +6,12 @@ At a handful of tokens a matrix product reads its weight once and is done, so wh
 a program takes a few outputs, its threads share K among them, each thread loads all its words before it uses the first,
 and they are loaded before `griddepcontrol.wait`, since no kernel of a step writes weights.
 
-A 64-bit word holds one scale group: 16 codes of a row, one E4M3 scale. Each of its 32-bit halves gives two codes at a
-time: the three magnitude bits are shifted to where a float16 has its low exponent bits and its first mantissa bit, the
-sign bit to the sign. Such a float16 is the code's value times 2^-14, subnormal codes included, and converts to float32
-exactly. The bits of an E4M3 scale, shifted likewise, are a float16 of the scale's value times 2^-8. EPILOGUE_SCALE
-brings both back at the end. About 4.5 instructions a weight, and no rounding before the float32 additions.
+A 64-bit word holds one scale group: 16 codes of a row, one E4M3 scale. Two shifts and a mask put a code's sign where a
+float32 has its sign, and its three magnitude bits where a float32 has its low exponent bits and its first mantissa bit:
+that float32 is the code's value times 2^-126, subnormal codes included. Activations are multiplied by 2^63 so that
+products stay clear of float32's subnormal numbers; activations of 2^65 (4e19) and above overflow. The bits of an E4M3
+scale, shifted, are a float16 of the scale's value times 2^-8. EPILOGUE_SCALE brings all of it back at the end: about
+4.5 instructions a weight, and no rounding before the float32 additions.
 
 Letters: M tokens (1 to 8), N outputs, K inputs, G = K / 16 scale groups of a row, C chunks of BLOCK_G groups.
 """
@@ -31,36 +32,42 @@ MAX_NVFP4_GEMV_TOKENS = 8
 MIN_PROGRAMS = 512
 """Programs to aim for: four of 128 threads an SM keep enough loads in flight."""
 
-MAX_LOADED_CHUNKS = 4
-"""Chunks whose words are all loaded before the first is used; with more, they are loaded one after another."""
+MAX_LOADED_WORDS = 16
+"""Words that a thread loads before it uses the first: two registers each, and one for its scale."""
 
-EPILOGUE_SCALE = tl.constexpr(2.0**22)
+X_SCALE = tl.constexpr(2.0**63)
+EPILOGUE_SCALE = tl.constexpr(2.0**71)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemvTiles:
-    """Outputs of a program, scale groups of a chunk, and warps."""
+    """How one program's threads share its outputs and inputs."""
 
-    block_n: int
     block_g: int
+    """Scale groups of a chunk: threads side by side along a row."""
+    rows_abreast: int
+    """Rows that are worked on at the same time, by different threads."""
+    rows_each: int
+    """Rows that each thread works on, with the same activations."""
     num_warps: int
+
+    @property
+    def block_n(self) -> int:
+        """Outputs of a program."""
+        return self.rows_abreast * self.rows_each
 
 
 def nvfp4_gemv_tiles(rows: int, k: int, m: int) -> GemvTiles:
     """Tiles for `rows` outputs in all (of all experts that run) and m tokens."""
     num_groups = k // BLOCK
-    # K = 256 leaves 16 groups: a warp then takes two rows at a time
-    block_g = min(128, max(16, 1 << (num_groups - 1).bit_length()))
-    if block_g > 32 and num_groups % block_g:
-        block_g = max(32, num_groups & -num_groups)
-        block_g = min(block_g, 128)
+    # the widest power of two that leaves no thread idle, within 16 (K = 256) and 128 (K = 6144 is three chunks)
+    block_g = min(128, max(16, num_groups & -num_groups))
     num_warps = 4
-    block_n = max(1, 4 * 128 // block_g // (2 if m > 2 else 1))
-    while block_n > 1 and -(-rows // block_n) < MIN_PROGRAMS:
-        block_n //= 2
-    if block_g * block_n < 32 * num_warps:
-        num_warps = max(1, block_g * block_n // 32)
-    return GemvTiles(block_n=block_n, block_g=block_g, num_warps=num_warps)
+    rows_abreast = 32 * num_warps // block_g
+    rows_each = 4 if m <= 2 else 2
+    while rows_each > 1 and -(-rows // (rows_abreast * rows_each)) < MIN_PROGRAMS:
+        rows_each //= 2
+    return GemvTiles(block_g=block_g, rows_abreast=rows_abreast, rows_each=rows_each, num_warps=num_warps)
 
 
 def fits_gemv(operands: WeightOperands, k: int) -> bool:
@@ -69,32 +76,59 @@ def fits_gemv(operands: WeightOperands, k: int) -> bool:
 
 
 @triton.jit
-def group_order(BLOCK_G: tl.constexpr):
-    """Groups of a chunk with neighbours swapped.
+def thread_order(BLOCK: tl.constexpr):
+    """0 .. BLOCK - 1 with neighbours swapped: the place in the tile that each thread works on.
 
     Triton would give a thread four neighbouring scales, and with them four neighbouring groups; its activations would
-    then have to come from other threads, through shared memory. Swapped, they look scattered, so a thread gets one
-    group at a time, as it gets one group's activations; the warp still reads whole lines.
+    then have to come from other threads, through shared memory. Swapped, they look scattered to it, so a thread gets
+    one group at a time, as it gets one group's activations; the warp still reads whole lines.
     """
-    return tl.arange(0, BLOCK_G) ^ 1
+    return tl.arange(0, BLOCK) ^ 1
 
 
 @triton.jit
-def load_group_words(p_words, p_scales, o_n, in_n, start, G: tl.constexpr, BLOCK_G: tl.constexpr):
-    """Words (int64) and scales (int8 of the E4M3 bits) of groups start .. start + BLOCK_G of rows o_n: [N, G]."""
-    o_g = start + group_order(BLOCK_G)
-    in_tile = in_n[:, None] & (o_g < G)[None, :]
-    o_tile = o_n[:, None] * G + o_g[None, :]
-    return (
-        tl.load(p_words + o_tile, mask=in_tile, other=0),
-        tl.load(p_scales + o_tile, mask=in_tile, other=0),
-    )
+def load_rows(
+    p_words,
+    p_scales,
+    first_row,
+    num_rows,
+    start,
+    G: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    ROWS_ABREAST: tl.constexpr,
+    ROWS_EACH: tl.constexpr,
+):
+    """Words (int64) and scales (int8 of the E4M3 bits) of one chunk of each of a thread's rows, alternating."""
+    o_tile = thread_order(BLOCK_G * ROWS_ABREAST)
+    o_g = start + o_tile % BLOCK_G
+    b_loaded = ()
+    for i_row in tl.static_range(ROWS_EACH):
+        o_n = first_row + i_row * ROWS_ABREAST + o_tile // BLOCK_G
+        in_tile = (o_n < num_rows) & (o_g < G)
+        o_word = o_n.to(tl.int64) * G + o_g
+        b_loaded = b_loaded + (
+            tl.load(p_words + o_word, mask=in_tile, other=0),
+            tl.load(p_scales + o_word, mask=in_tile, other=0),
+        )
+    return b_loaded
 
 
 @triton.jit
-def _split8(b_x, BLOCK_G: tl.constexpr):
-    """The eight columns of b_x [G, 8]."""
-    b_even, b_odd = tl.split(tl.reshape(b_x, (BLOCK_G, 2, 2, 2)))
+def load_x(p_x_row, start, G: tl.constexpr, BLOCK_G: tl.constexpr, ROWS_ABREAST: tl.constexpr):
+    """The sixteen activations of each thread's group, times X_SCALE."""
+    BLOCK: tl.constexpr = BLOCK_G * ROWS_ABREAST
+    o_g = start + thread_order(BLOCK) % BLOCK_G
+    o_x = o_g[:, None] * 16 + tl.arange(0, 8)[None, :]
+    in_x = (o_g < G)[:, None]
+    b_low = tl.load(p_x_row + o_x, mask=in_x, other=0.0).to(tl.float32) * X_SCALE  # [BLOCK, 8]
+    b_high = tl.load(p_x_row + 8 + o_x, mask=in_x, other=0.0).to(tl.float32) * X_SCALE  # [BLOCK, 8]
+    return _split8(b_low, BLOCK) + _split8(b_high, BLOCK)
+
+
+@triton.jit
+def _split8(b_x, BLOCK: tl.constexpr):
+    """The eight columns of b_x [BLOCK, 8]."""
+    b_even, b_odd = tl.split(tl.reshape(b_x, (BLOCK, 2, 2, 2)))
     b_04, b_26 = tl.split(b_even)
     b_15, b_37 = tl.split(b_odd)
     b_0, b_4 = tl.split(b_04)
@@ -105,46 +139,64 @@ def _split8(b_x, BLOCK_G: tl.constexpr):
 
 
 @triton.jit
-def _code_pair(b_half, PLANE: tl.constexpr):
-    """Codes PLANE and PLANE + 4 of each 32-bit word, times 2^-14, as float32."""
-    b_magnitude = b_half << (9 - 4 * PLANE) if PLANE < 3 else b_half >> 3
-    b_bits = (b_magnitude & 0x0E000E00) | ((b_half << (12 - 4 * PLANE)) & 0x80008000)
-    b_low = (b_bits & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    b_high = (b_bits >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    return b_low, b_high
-
-
-@triton.jit
-def _half_dot(b_half, b_x, BLOCK_G: tl.constexpr):
-    """Eight codes (uint32 [N, G]) times the eight activations of their columns (float32 [G, 8]), summed."""
-    b_x0, b_x1, b_x2, b_x3, b_x4, b_x5, b_x6, b_x7 = _split8(b_x, BLOCK_G)
-    b_low, b_high = _code_pair(b_half, 0)
-    b_sum = b_low * b_x0[None, :] + b_high * b_x4[None, :]
-    b_low, b_high = _code_pair(b_half, 1)
-    b_sum += b_low * b_x1[None, :]
-    b_sum += b_high * b_x5[None, :]
-    b_low, b_high = _code_pair(b_half, 2)
-    b_sum += b_low * b_x2[None, :]
-    b_sum += b_high * b_x6[None, :]
-    b_low, b_high = _code_pair(b_half, 3)
-    b_sum += b_low * b_x3[None, :]
-    b_sum += b_high * b_x7[None, :]
-    return b_sum
-
-
-@triton.jit
-def group_products(b_words, b_scales, p_x_row, start, G: tl.constexpr, BLOCK_G: tl.constexpr):
-    """Sums [N, G] over each group of weight times activation of the token at p_x_row, divided by EPILOGUE_SCALE."""
-    o_g = start + group_order(BLOCK_G)
-    o_x = o_g[:, None] * 16 + tl.arange(0, 8)[None, :]
-    in_x = (o_g < G)[:, None]
-    b_x_low = tl.load(p_x_row + o_x, mask=in_x, other=0.0).to(tl.float32)  # [G, 8]
-    b_x_high = tl.load(p_x_row + 8 + o_x, mask=in_x, other=0.0).to(tl.float32)  # [G, 8]
-    b_sum = _half_dot(b_words.to(tl.uint32), b_x_low, BLOCK_G)
-    b_sum += _half_dot((b_words >> 32).to(tl.uint32), b_x_high, BLOCK_G)
+def group_product(b_words, b_scales, b_x):
+    """Sum over a thread's group of weight times activation, divided by EPILOGUE_SCALE."""
+    b_sum = tl.zeros(b_words.shape, dtype=tl.float32)
+    for i_half in tl.static_range(2):
+        b_half = (b_words >> (32 * i_half)).to(tl.int32)
+        for i_code in tl.static_range(8):
+            # the arithmetic shift leaves the sign bit in place and fills with copies of it, which the mask takes away
+            b_bits = ((b_half << (28 - 4 * i_code)) >> 6) & -0x7E400000
+            b_sum += b_bits.to(tl.float32, bitcast=True) * b_x[8 * i_half + i_code]
     # sign extension sets bit 14 along with the sign
     b_scale_bits = ((b_scales.to(tl.int32) << 7) & 0xBFFF).to(tl.uint16)
     return b_sum * b_scale_bits.to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def add_chunk(b_sums, b_loaded, FIRST: tl.constexpr, b_x, ROWS_EACH: tl.constexpr):
+    """b_sums plus the products of one chunk, whose words and scales start at FIRST in b_loaded."""
+    b_added = ()
+    for i_row in tl.static_range(ROWS_EACH):
+        b_product = group_product(b_loaded[FIRST + 2 * i_row], b_loaded[FIRST + 2 * i_row + 1], b_x)
+        b_added = b_added + (b_sums[i_row] + b_product,)
+    return b_added
+
+
+@triton.jit
+def _add2(b_a0, b_a1, b_b0, b_b1):
+    return b_a0 + b_b0, b_a1 + b_b1
+
+
+@triton.jit
+def _add4(b_a0, b_a1, b_a2, b_a3, b_b0, b_b1, b_b2, b_b3):
+    return b_a0 + b_b0, b_a1 + b_b1, b_a2 + b_b2, b_a3 + b_b3
+
+
+@triton.jit
+def store_rows(
+    p_out,
+    b_sums,
+    scale,
+    first_row,
+    num_rows,
+    BLOCK_G: tl.constexpr,
+    ROWS_ABREAST: tl.constexpr,
+    ROWS_EACH: tl.constexpr,
+):
+    """Add each row's sums over the threads that share it, all rows in one reduction, and store."""
+    b_parts = ()
+    for i_row in tl.static_range(ROWS_EACH):
+        b_parts = b_parts + (tl.reshape(b_sums[i_row], (ROWS_ABREAST, BLOCK_G)),)
+    if ROWS_EACH == 4:
+        b_out = tl.reduce(b_parts, 1, _add4)
+    elif ROWS_EACH == 2:
+        b_out = tl.reduce(b_parts, 1, _add2)
+    else:
+        b_out = (tl.sum(b_parts[0], axis=1),)
+    for i_row in tl.static_range(ROWS_EACH):
+        o_n = first_row + i_row * ROWS_ABREAST + tl.arange(0, ROWS_ABREAST)
+        tl.store(p_out + o_n, (b_out[i_row] * scale).to(p_out.dtype.element_ty), mask=o_n < num_rows)
 
 
 @triton.jit
@@ -160,48 +212,44 @@ def _nvfp4_gemv_kernel(
     M: tl.constexpr,
     G: tl.constexpr,
     NUM_LOADED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    ROWS_ABREAST: tl.constexpr,
+    ROWS_EACH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program computes BLOCK_N outputs of every token."""
-    o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    in_n = o_n < num_outputs
+    """One program computes ROWS_ABREAST * ROWS_EACH outputs of every token."""
+    first_row = tl.program_id(0) * (ROWS_ABREAST * ROWS_EACH)
     b_loaded = ()
     for i_chunk in tl.static_range(NUM_LOADED):
-        b_loaded = b_loaded + load_group_words(p_words, p_scales, o_n, in_n, i_chunk * BLOCK_G, G, BLOCK_G)
+        b_loaded = b_loaded + load_rows(
+            p_words, p_scales, first_row, num_outputs, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
+        )
     wait_for_previous(PDL)
     launch_dependents(PDL)
     scale = tl.load(p_tensor_scale) * EPILOGUE_SCALE
-    b_sums = ()
     for i_m in tl.static_range(M):
-        b_sums = b_sums + (tl.zeros((BLOCK_N, BLOCK_G), dtype=tl.float32),)
-    for i_chunk in tl.static_range(NUM_LOADED):
-        b_old = b_sums
+        p_x_row = p_x + i_m * stride_x_m
         b_sums = ()
-        for i_m in tl.static_range(M):
-            b_sums = b_sums + (
-                b_old[i_m]
-                + group_products(
-                    b_loaded[2 * i_chunk],
-                    b_loaded[2 * i_chunk + 1],
-                    p_x + i_m * stride_x_m,
-                    i_chunk * BLOCK_G,
-                    G,
-                    BLOCK_G,
-                ),
+        for i_row in tl.static_range(ROWS_EACH):
+            b_sums = b_sums + (tl.zeros((BLOCK_G * ROWS_ABREAST,), dtype=tl.float32),)
+        for i_chunk in tl.static_range(NUM_LOADED):
+            b_x = load_x(p_x_row, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST)
+            b_sums = add_chunk(b_sums, b_loaded, 2 * ROWS_EACH * i_chunk, b_x, ROWS_EACH)
+        for start in range(NUM_LOADED * BLOCK_G, G, BLOCK_G):
+            b_more = load_rows(
+                p_words, p_scales, first_row, num_outputs, start, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
             )
-    for start in range(NUM_LOADED * BLOCK_G, G, BLOCK_G):
-        b_words, b_scales = load_group_words(p_words, p_scales, o_n, in_n, start, G, BLOCK_G)
-        b_old = b_sums
-        b_sums = ()
-        for i_m in tl.static_range(M):
-            b_sums = b_sums + (
-                b_old[i_m] + group_products(b_words, b_scales, p_x + i_m * stride_x_m, start, G, BLOCK_G),
-            )
-    for i_m in tl.static_range(M):
-        b_out = tl.sum(b_sums[i_m], axis=1) * scale
-        tl.store(p_out + i_m * stride_out_m + o_n, b_out.to(p_out.dtype.element_ty), mask=in_n)
+            b_x = load_x(p_x_row, start, G, BLOCK_G, ROWS_ABREAST)
+            b_sums = add_chunk(b_sums, b_more, 0, b_x, ROWS_EACH)
+        store_rows(
+            p_out + i_m * stride_out_m, b_sums, scale, first_row, num_outputs, BLOCK_G, ROWS_ABREAST, ROWS_EACH
+        )
+
+
+def loaded_chunks(num_groups: int, tiles: GemvTiles) -> int:
+    """Chunks whose words a thread loads before it uses any: as many as its registers hold."""
+    num_chunks = -(-num_groups // tiles.block_g)
+    return min(num_chunks, MAX_LOADED_WORDS // tiles.rows_each)
 
 
 def launch_nvfp4_gemv(*, x: torch.Tensor, operands: WeightOperands, out: torch.Tensor, pdl: bool) -> None:
@@ -211,7 +259,6 @@ def launch_nvfp4_gemv(*, x: torch.Tensor, operands: WeightOperands, out: torch.T
     num_outputs = operands.shape[0]
     tiles = nvfp4_gemv_tiles(num_outputs, num_inputs, num_tokens)
     num_groups = num_inputs // BLOCK
-    num_chunks = triton.cdiv(num_groups, tiles.block_g)
     _nvfp4_gemv_kernel[(triton.cdiv(num_outputs, tiles.block_n),)](
         x,
         operands.values.view(torch.int64),
@@ -223,9 +270,10 @@ def launch_nvfp4_gemv(*, x: torch.Tensor, operands: WeightOperands, out: torch.T
         out.stride(0),
         M=num_tokens,
         G=num_groups,
-        NUM_LOADED=num_chunks if num_chunks <= MAX_LOADED_CHUNKS else 0,
-        BLOCK_N=tiles.block_n,
+        NUM_LOADED=loaded_chunks(num_groups, tiles),
         BLOCK_G=tiles.block_g,
+        ROWS_ABREAST=tiles.rows_abreast,
+        ROWS_EACH=tiles.rows_each,
         PDL=pdl,
         num_warps=tiles.num_warps,
         **launch_options(pdl=pdl),

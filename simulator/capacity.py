@@ -50,7 +50,7 @@ def _suggestion(config: SimulatorConfig, free_bytes: int) -> str:
     """The largest numbers of distinct layers that fit, if any do."""
 
     def fits(deployment: Deployment) -> bool:
-        step = build_step(config.model, config.recipe, deployment)
+        step = build_step(config.model, config.recipe, deployment, config.routing)
         return step.weight_bytes + step.buffer_bytes + RESERVE_BYTES <= free_bytes
 
     for cache_layers in (config.deployment.cache_layers, 8, 1):

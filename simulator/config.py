@@ -22,6 +22,7 @@ from simulator.imports.model_config import read_model_config
 from simulator.imports.quant_config import read_recipe
 from simulator.model import Attention, ModelSpec
 from simulator.recipe import Recipe
+from simulator.routing import Distribution, Routing
 from simulator.schema import dotted_keys, writable_schema
 from simulator.shapes import legal_tp_sizes, refusals
 from simulator.step.program import Component
@@ -123,6 +124,7 @@ class SimulatorConfig:
     model: ModelConfig = MISSING
     recipe: Recipe = MISSING
     deployment: Deployment = field(default_factory=Deployment)
+    routing: Routing = field(default_factory=Routing)
     hardware: Hardware = MISSING
     kernels: KernelsConfig = MISSING
     comm: CommConfig = MISSING
@@ -308,6 +310,13 @@ def _measurement_problems(config: SimulatorConfig) -> list[Problem]:
     if attribution.max_exact_groups > 12:
         must = "must be at most 12: 2^12 subsets are timed already"
         problems.append(Problem(key="attribution.max_exact_groups", value=attribution.max_exact_groups, must=must))
+    if config.routing.exponent < 0:
+        must = "must be 0 (uniform) or more"
+        problems.append(Problem(key="routing.exponent", value=config.routing.exponent, must=must))
+    if config.routing.path is not None and config.routing.distribution is not Distribution.file:
+        problems.append(
+            Problem(key="routing.path", value=config.routing.path, must="is read with routing.distribution=file alone")
+        )
     if config.comm.latency_us is not None and config.comm.latency_us < 0:
         problems.append(
             Problem(key="comm.latency_us", value=config.comm.latency_us, must="must be 0 or more microseconds")

@@ -57,6 +57,8 @@ class ModelSpec:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
+    latent_norm_eps: float | None = None
+    """Of the latents' norms; None: rms_norm_eps, as SGLang and vLLM have it (transformers has 1e-6)."""
     rope_interleave: bool = True
 
     index_topk: int = 0

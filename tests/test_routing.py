@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from simulator.routing import describe_load, distinct_experts, expected_distinct_experts, plan_expert_ids
+from simulator.routing import Routing, describe_load, distinct_experts, expected_distinct_experts, plan_expert_ids
 
 
 def plan(tokens, *, layers=200, seed=0):
-    return plan_expert_ids(num_layers=layers, tokens=tokens, num_experts=256, top_k=8, seed=seed)
+    return plan_expert_ids(Routing(), num_layers=layers, tokens=tokens, num_experts=256, top_k=8, seed=seed)
 
 
 def test_a_seed_gives_the_same_plan():
@@ -33,4 +33,4 @@ def test_one_token_hits_exactly_its_choices():
 
 
 def test_the_load_is_described_with_its_closed_form():
-    assert "closed form 57.4" in describe_load(plan(8), 256)
+    assert "closed form: 57.4" in describe_load(Routing(), plan(8), 256)

@@ -30,7 +30,7 @@ def run_breakdown(config: SimulatorConfig, directory: Path, import_notes: Sequen
     gpu = find_gpu()
     replay = choose_replay(config.replay, gpu)
     hardware, hardware_note = resolve_hardware(config.hardware, gpu.name if gpu else None)
-    step = build_step(config.model, config.recipe, config.deployment)
+    step = build_step(config.model, config.recipe, config.deployment, config.routing)
     groups = make_groups(step.ops, config.attribution)
     design = design_subsets(
         len(groups),

@@ -38,7 +38,7 @@ class Ceiling:
 def run_ceiling(config: SimulatorConfig, directory: Path, import_notes: Sequence[str] = ()) -> None:
     """Print parameters, bytes by module and ceilings; write them to `directory`/ceiling.json. All predicted."""
     hardware, hardware_note = resolve_hardware(config.hardware, None)
-    step = build_step(config.model, config.recipe, config.deployment)
+    step = build_step(config.model, config.recipe, config.deployment, config.routing)
     floor = step_floor(
         step.ops, hardware, pdl=config.kernels.programmatic_launch, wire=hardware.wire(config.comm.latency_us)
     )

@@ -8,6 +8,7 @@ from simulator.step.calls import Operand
 from simulator.step.draft import part, reshaped, whole
 from simulator.step.plan import Plan
 from simulator.step.program import Component, Fill
+from simulator.step.rope_table import softmax_scale
 
 INDEX_NORM_EPS = 1e-6
 """Of the index key's LayerNorm; fixed in every published implementation of the indexer."""
@@ -72,7 +73,8 @@ def _latent_norm(plan: Plan, name: str, layer: int, x: Operand, size: int) -> No
     weight = draft.vector(f"layers.{plan.weight_layer(layer)}.{name}", size, centre=1.0, std=0.1)
     out = draft.buffer(name, draft.tokens, size)
     cost = costs.elementwise_cost(draft.bytes_of(x) + 2 * size, draft.bytes_of(out), 4 * draft.tokens * size)
-    call = calls.RmsNorm(x=x, weight=weight, eps=plan.model.rms_norm_eps, out=out)
+    eps = plan.model.latent_norm_eps or plan.model.rms_norm_eps
+    call = calls.RmsNorm(x=x, weight=weight, eps=eps, out=out)
     draft.add(name, Component.NORMS, call, cost, layer=layer)
 
 
@@ -235,7 +237,7 @@ def _mla_decode(plan: Plan, layer: int, selected: Operand | None) -> None:
         context_lengths=whole("context_lengths"),
         tokens_per_sequence=1,
         slots_per_sequence=plan.slots_per_sequence,
-        scale=model.qk_head_dim**-0.5,
+        scale=softmax_scale(model),
         partial_out=draft.buffer("attention_partial", tokens, heads, splits, latent, dtype="fp32"),
         partial_lse=draft.buffer("attention_lse", tokens, heads, splits, dtype="fp32"),
     )

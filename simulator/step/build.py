@@ -8,10 +8,10 @@ same bits, and any operation can be left out without changing what another one h
 import numpy as np
 
 from kernels import cost as costs
-from simulator import routing
 from simulator.deployment import Deployment
 from simulator.model import Attention, ModelSpec
 from simulator.recipe import Recipe
+from simulator.routing import Routing, describe_load, plan_expert_ids
 from simulator.shapes import rank_shapes, round_up
 from simulator.step import calls
 from simulator.step.attention import attention
@@ -23,12 +23,20 @@ from simulator.step.plan import Plan
 from simulator.step.program import Component, DecodeStep
 from simulator.step.rope_table import rope_table
 
+DEFAULT_ROUTING = Routing()
+
 SLOT_MULTIPLE = 64
 """Cache slots of a sequence come in whole pages of this many tokens, as in SGLang and vLLM."""
 
 
 def build_step(
-    model: ModelSpec, recipe: Recipe, deployment: Deployment, *, activation: str = "bf16", tp_rank: int = 0
+    model: ModelSpec,
+    recipe: Recipe,
+    deployment: Deployment,
+    routing: Routing = DEFAULT_ROUTING,
+    *,
+    activation: str = "bf16",
+    tp_rank: int = 0,
 ) -> DecodeStep:
     """The decode step of rank `tp_rank`; `activation` is the dtype of everything that is neither weight nor index.
 
@@ -39,7 +47,8 @@ def build_step(
     tokens = deployment.batch
     draft = Draft(activation=activation, tokens=tokens)
     num_moe_layers = model.num_hidden_layers - model.num_dense_layers
-    expert_ids = routing.plan_expert_ids(
+    expert_ids = plan_expert_ids(
+        routing,
         num_layers=num_moe_layers,
         tokens=tokens,
         num_experts=max(model.n_routed_experts, 1),
@@ -52,6 +61,7 @@ def build_step(
         recipe=recipe,
         deployment=deployment,
         shapes=shapes,
+        routing=routing,
         expert_ids=expert_ids,
         slots_per_sequence=round_up(deployment.context, SLOT_MULTIPLE),
     )
@@ -82,7 +92,7 @@ def _declare_inputs(plan: Plan) -> None:
     draft.constant("positions", np.full(deployment.batch, position, np.int32), "int32")
     draft.constant("context_lengths", np.full(deployment.batch, deployment.context, np.int32), "int32")
     draft.constant("slots", sequences * plan.slots_per_sequence + position, "int64")
-    table = rope_table(deployment.context, model.rotary_dim, model.rope_theta)
+    table = rope_table(model, deployment.context)
     draft.constant("cos_sin", table, "fp32")
     if plan.attends_to_all and model.has_indexer:
         every_position = np.arange(plan.keys_per_token, dtype=np.int32)
@@ -174,7 +184,7 @@ def _notes(plan: Plan) -> list[str]:
     model, shapes, deployment = plan.model, plan.shapes, plan.deployment
     notes = []
     if model.n_routed_experts:
-        notes.append(routing.describe_load(plan.expert_ids, model.n_routed_experts))
+        notes.append(describe_load(plan.routing, plan.expert_ids, model.n_routed_experts))
     if model.has_indexer and plan.attends_to_all:
         notes.append(
             f"context {deployment.context} is within index_topk={model.index_topk}: every position is attended to, and "

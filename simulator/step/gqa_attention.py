@@ -6,6 +6,7 @@ from simulator.step import calls
 from simulator.step.draft import reshaped, whole
 from simulator.step.plan import Plan
 from simulator.step.program import Component, Fill
+from simulator.step.rope_table import softmax_scale
 
 
 def gqa_attention(plan: Plan, layer: int) -> None:
@@ -87,7 +88,7 @@ def _decode(plan: Plan, layer: int) -> None:
         context_lengths=whole("context_lengths"),
         tokens_per_sequence=1,
         slots_per_sequence=plan.slots_per_sequence,
-        scale=head_dim**-0.5,
+        scale=softmax_scale(model),
         partial_out=draft.buffer("attention_partial", tokens, heads, splits, head_dim, dtype="fp32"),
         partial_lse=draft.buffer("attention_lse", tokens, heads, splits, dtype="fp32"),
     )

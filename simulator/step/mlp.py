@@ -2,8 +2,9 @@
 
 from kernels import cost as costs
 from kernels.tiling import dispatch_max_tiles, expert_tile_rows
-from simulator import routing
 from simulator.deployment import Overlap
+from simulator.model import Scoring
+from simulator.routing import Distribution, distinct_experts
 from simulator.step import calls
 from simulator.step.calls import Operand
 from simulator.step.draft import whole
@@ -105,9 +106,13 @@ def _router(plan: Plan, layer: int) -> tuple[Operand, Operand]:
     logits = draft.buffer("router_logits", draft.tokens, model.n_routed_experts, dtype="fp32")
     draft.gemm("router", Component.ROUTER, x=whole("hidden"), weight=weight, out=logits, layer=layer)
     top_k = model.num_experts_per_tok
+    bias = None
+    if model.scoring_func is Scoring.sigmoid:
+        # the load-balancing bias of sigmoid routers; softmax routers have none
+        bias = draft.vector(f"{name}_bias", model.n_routed_experts, centre=0.0, std=0.05, dtype="fp32")
     call = calls.RouterTopk(
         logits=logits,
-        bias=draft.vector(f"{name}_bias", model.n_routed_experts, centre=0.0, std=0.05, dtype="fp32"),
+        bias=bias,
         ids=draft.buffer("router_ids", draft.tokens, top_k, dtype="int32"),
         weights=draft.buffer("router_weights", draft.tokens, top_k, dtype="fp32"),
         scoring=model.scoring_func,
@@ -120,6 +125,8 @@ def _router(plan: Plan, layer: int) -> tuple[Operand, Operand]:
         draft.bytes_of(logits) + 4 * model.n_routed_experts, draft.bytes_of(call.ids, call.weights)
     )
     draft.add("router_topk", Component.ROUTER, call, cost, layer=layer)
+    if plan.routing.distribution is Distribution.from_router:
+        return call.ids, call.weights
     planned = plan.expert_ids[layer - model.num_dense_layers]
     return draft.constant(f"layers.{layer}.expert_ids", planned, "int32"), call.weights
 
@@ -144,7 +151,7 @@ def _routed_experts(plan: Plan, layer: int, ids: Operand, weights: Operand, shar
     draft.add("dispatch", Component.DISPATCH, dispatch, cost, layer=layer)
 
     prefix = f"layers.{plan.weight_layer(layer)}"
-    distinct = routing.distinct_experts(plan.expert_ids[layer - model.num_dense_layers])
+    distinct = distinct_experts(plan.expert_ids[layer - model.num_dense_layers])
     gate_up_weight = draft.weight(
         f"{prefix}.routed_gate_up",
         model.n_routed_experts,

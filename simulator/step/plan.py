@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from simulator import routing
 from simulator.deployment import Deployment
 from simulator.model import ModelSpec
 from simulator.recipe import Recipe
+from simulator.routing import ExpertIds, Routing
 from simulator.shapes import RankShapes
 from simulator.step.draft import Draft
 
@@ -19,7 +19,8 @@ class Plan:
     recipe: Recipe
     deployment: Deployment
     shapes: RankShapes
-    expert_ids: routing.ExpertIds
+    routing: Routing
+    expert_ids: ExpertIds
     slots_per_sequence: int
 
     @property
