@@ -91,11 +91,14 @@ def elementwise_cost(bytes_read: int, bytes_written: int, flops: int = 0) -> Cos
 
 
 def attention_cost(
-    m: int, heads: int, keys: int, *, key_dim: int, value_dim: int, row_bytes: int, activation: str
+    m: int, heads: int, keys: int, *, cached_rows: int, row_bytes: int, key_dim: int, value_dim: int, activation: str
 ) -> Cost:
-    """`keys` (summed over the tokens) cached rows of `row_bytes` bytes, each read once and used by all heads here."""
+    """`keys` (token, position) pairs scored and summed, over `cached_rows` rows of `row_bytes` bytes read once.
+
+    Tokens of one sequence that attend densely share its rows; tokens that choose their positions read their own.
+    """
     return Cost(
-        bytes_read=keys * row_bytes + m * heads * key_dim * BYTES_OF_DTYPE[activation],
+        bytes_read=cached_rows * row_bytes + m * heads * key_dim * BYTES_OF_DTYPE[activation],
         bytes_written=m * heads * value_dim * BYTES_OF_DTYPE[activation],
         flops={activation: 2 * heads * keys * (key_dim + value_dim)},
     )

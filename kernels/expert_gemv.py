@@ -15,15 +15,7 @@ import triton.language as tl
 
 from kernels.launch import launch_dependents, launch_options, wait_for_previous
 from kernels.nvfp4 import BLOCK
-from kernels.nvfp4_gemv import (
-    EPILOGUE_SCALE,
-    add_chunk,
-    load_rows,
-    load_x,
-    loaded_chunks,
-    nvfp4_gemv_tiles,
-    store_rows,
-)
+from kernels.nvfp4_gemv import EPILOGUE_SCALE, add_chunk, load_rows, load_x, loaded_chunks, nvfp4_gemv_tiles, store_rows
 from kernels.weight_tile import WeightOperands
 
 MAX_ROWS_PER_EXPERT = 0.5
@@ -73,7 +65,10 @@ def _expert_gemv_kernel(
     num_places = tl.max(tl.where(b_rows >= 0, o_place + 1, 0), axis=0)
     for i_place in range(0, num_places):
         row = tl.load(p_tile_rows + i_place).to(tl.int64)
-        p_x_row = p_x + tl.maximum(row, 0) // ROWS_PER_TOKEN * stride_x_m
+        # a place without a row writes nothing
+        num_stored = tl.where(row >= 0, num_outputs, 0)
+        row = tl.maximum(row, 0)
+        p_x_row = p_x + row // ROWS_PER_TOKEN * stride_x_m
         b_sums = ()
         for i_row in tl.static_range(ROWS_EACH):
             b_sums = b_sums + (tl.zeros((BLOCK_G * ROWS_ABREAST,), dtype=tl.float32),)
@@ -84,11 +79,15 @@ def _expert_gemv_kernel(
             b_more = load_rows(p_words, p_scales, first_row, num_outputs, start, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH)
             b_x = load_x(p_x_row, start, G, BLOCK_G, ROWS_ABREAST)
             b_sums = add_chunk(b_sums, b_more, 0, b_x, ROWS_EACH)
-        # a place without a row writes nothing
-        num_stored = tl.where(row >= 0, num_outputs, 0)
-        store_rows(
-            p_out + row * stride_out_m, b_sums, scale, first_row, num_stored, BLOCK_G, ROWS_ABREAST, ROWS_EACH
-        )
+        store_rows(p_out + row * stride_out_m, b_sums, scale, first_row, num_stored, BLOCK_G, ROWS_ABREAST, ROWS_EACH)
+        # The next row, if there is one, finds the words in a cache. Kept, the compiler would unpack them all ahead of
+        # the loop, into more registers than there are.
+        if i_place + 1 < num_places:
+            b_loaded = ()
+            for i_chunk in tl.static_range(NUM_LOADED):
+                b_loaded = b_loaded + load_rows(
+                    p_words, p_scales, first_row, num_outputs, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
+                )
 
 
 def takes_few_rows(rows: int, num_experts: int) -> bool:

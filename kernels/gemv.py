@@ -2,17 +2,21 @@
 
     out[m, n] = sum_k x[m, k] * weight[n, k]        float32 multiply-adds
 
-A matrix tile of 16 outputs leaves SMs idle at N = 2048; here a program takes four outputs. Weights go from memory to
-registers and are used at once. Shapes, dtypes and checks are gemm's; `gemm` calls this, nothing else should.
+A matrix tile of 16 outputs leaves SMs idle at N = 2048; here a program takes one to four outputs and its threads share
+K. All loads of the weight that fit the registers are under way before the first is used, and they start before
+`griddepcontrol.wait`, since no kernel of a step writes weights. Shapes, dtypes and checks are gemm's; `gemm` calls
+this, nothing else should.
 
 Letters: M tokens (1 to 4), N outputs, K inputs.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import enter_grid, launch_options
+from kernels.launch import launch_dependents, launch_options, wait_for_previous
 
 MAX_GEMV_TOKENS = 4
 """Each token costs a multiply-add a weight; at five, tensor cores are the better use of the instruction slots."""
@@ -20,10 +24,52 @@ MAX_GEMV_TOKENS = 4
 MIN_PROGRAMS = 512
 """Programs to aim for: four of 128 threads an SM keep enough loads in flight."""
 
+VECTOR = 8
+"""Weights of one 16-byte load."""
 
-def gemv_block_n(n: int) -> int:
-    """Outputs of a program: four, or fewer where N is so small that SMs would stay idle (router, indexer)."""
-    return 4 if n >= 4 * MIN_PROGRAMS else 2 if n >= 2 * MIN_PROGRAMS else 1
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseGemvTiles:
+    """Outputs of a program, inputs of a chunk, chunks that are loaded ahead, warps."""
+
+    block_n: int
+    block_k: int
+    num_loaded: int
+    num_warps: int
+
+
+def gemv_tiles(n: int, k: int, m: int) -> DenseGemvTiles:
+    """Four outputs a program, or fewer where N is so small that SMs would stay idle (router, indexer)."""
+    block_n = 4 if n >= 4 * MIN_PROGRAMS else 2 if n >= 2 * MIN_PROGRAMS else 1
+    num_warps = 4
+    if m == 1 and k > 2048:
+        # half the rows, all of K under way at once
+        block_n, num_warps = max(1, block_n // 2), 4
+    block_k = min(32 * num_warps * VECTOR, triton.next_power_of_2(k))
+    num_loaded = min(-(-k // block_k), max(1, MAX_LOADED_VECTORS // block_n))
+    return DenseGemvTiles(block_n=block_n, block_k=block_k, num_loaded=num_loaded, num_warps=num_warps)
+
+
+MAX_LOADED_VECTORS = 12
+"""16-byte loads of a thread that are under way before the first is used: four registers each."""
+
+
+@triton.jit
+def _load_weight(p_weight, o_n, in_n, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    o_k = start + tl.arange(0, BLOCK_K)
+    return tl.load(p_weight + o_n[:, None] * K + o_k[None, :], mask=in_n[:, None] & (o_k < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _add_chunk(b_sums, b_weight, p_x, stride_x_m, start, M: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """b_sums plus one chunk of the weight [N, K] times that of each token."""
+    o_k = start + tl.arange(0, BLOCK_K)
+    b_weight = b_weight.to(tl.float32)
+    b_added = ()
+    for i_m in tl.static_range(M):
+        b_x = tl.load(p_x + i_m * stride_x_m + o_k, mask=o_k < K, other=0.0).to(tl.float32)
+        b_added = b_added + (b_sums[i_m] + b_weight * b_x[None, :],)
+    return b_added
 
 
 @triton.jit
@@ -36,48 +82,37 @@ def _gemv_kernel(
     stride_out_m,
     M: tl.constexpr,
     K: tl.constexpr,
+    NUM_LOADED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program computes BLOCK_N outputs of every token."""
-    enter_grid(PDL)
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     in_n = o_n < num_outputs
-    b_acc0 = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
-    b_acc1 = b_acc0
-    b_acc2 = b_acc0
-    b_acc3 = b_acc0
-    for start in range(0, K, BLOCK_K):
-        o_k = start + tl.arange(0, BLOCK_K)
-        in_k = o_k < K
-        p_tile = p_weight + o_n[:, None] * K + o_k[None, :]
-        b_weight = tl.load(p_tile, mask=in_n[:, None] & in_k[None, :], other=0.0).to(tl.float32)  # [N, K]
-        p_x_tile = p_x + o_k
-        b_acc0 += b_weight * tl.load(p_x_tile, mask=in_k, other=0.0).to(tl.float32)[None, :]
-        if M > 1:
-            b_acc1 += b_weight * tl.load(p_x_tile + stride_x_m, mask=in_k, other=0.0).to(tl.float32)[None, :]
-        if M > 2:
-            b_acc2 += b_weight * tl.load(p_x_tile + 2 * stride_x_m, mask=in_k, other=0.0).to(tl.float32)[None, :]
-        if M > 3:
-            b_acc3 += b_weight * tl.load(p_x_tile + 3 * stride_x_m, mask=in_k, other=0.0).to(tl.float32)[None, :]
-    p_out_row = p_out + o_n
-    tl.store(p_out_row, tl.sum(b_acc0, axis=1).to(p_out.dtype.element_ty), mask=in_n)
-    if M > 1:
-        tl.store(p_out_row + stride_out_m, tl.sum(b_acc1, axis=1).to(p_out.dtype.element_ty), mask=in_n)
-    if M > 2:
-        tl.store(p_out_row + 2 * stride_out_m, tl.sum(b_acc2, axis=1).to(p_out.dtype.element_ty), mask=in_n)
-    if M > 3:
-        tl.store(p_out_row + 3 * stride_out_m, tl.sum(b_acc3, axis=1).to(p_out.dtype.element_ty), mask=in_n)
+    b_loaded = ()
+    for i_chunk in tl.static_range(NUM_LOADED):
+        b_loaded = b_loaded + (_load_weight(p_weight, o_n, in_n, i_chunk * BLOCK_K, K, BLOCK_K),)
+    wait_for_previous(PDL)
+    launch_dependents(PDL)
+    b_sums = ()
+    for i_m in tl.static_range(M):
+        b_sums = b_sums + (tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32),)
+    for i_chunk in tl.static_range(NUM_LOADED):
+        b_sums = _add_chunk(b_sums, b_loaded[i_chunk], p_x, stride_x_m, i_chunk * BLOCK_K, M, K, BLOCK_K)
+    for start in range(NUM_LOADED * BLOCK_K, K, BLOCK_K):
+        b_weight = _load_weight(p_weight, o_n, in_n, start, K, BLOCK_K)
+        b_sums = _add_chunk(b_sums, b_weight, p_x, stride_x_m, start, M, K, BLOCK_K)
+    for i_m in tl.static_range(M):
+        b_out = tl.sum(b_sums[i_m], axis=1)
+        tl.store(p_out + i_m * stride_out_m + o_n, b_out.to(p_out.dtype.element_ty), mask=in_n)
 
 
 def launch_gemv(*, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:
     """Write out = x @ weight.T for at most MAX_GEMV_TOKENS rows of x. `gemm` has checked the operands."""
     num_outputs, num_inputs = weight.shape
-    block_n = gemv_block_n(num_outputs)
-    # each thread loads 16 bytes of every row
-    block_k = min(1024, triton.next_power_of_2(num_inputs))
-    _gemv_kernel[(triton.cdiv(num_outputs, block_n),)](
+    tiles = gemv_tiles(num_outputs, num_inputs, x.shape[0])
+    _gemv_kernel[(triton.cdiv(num_outputs, tiles.block_n),)](
         x,
         weight,
         out,
@@ -86,9 +121,10 @@ def launch_gemv(*, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, pdl
         out.stride(0),
         M=x.shape[0],
         K=num_inputs,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
+        NUM_LOADED=tiles.num_loaded,
+        BLOCK_N=tiles.block_n,
+        BLOCK_K=tiles.block_k,
         PDL=pdl,
-        num_warps=4,
+        num_warps=tiles.num_warps,
         **launch_options(pdl=pdl),
     )

@@ -27,6 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.index_topk_row import MAX_ROW, launch_index_topk_row, load_ordered
 from kernels.launch import enter_grid, launch_options, require
 from kernels.tiling import index_topk_chunk_size, index_topk_workspace_size
 
@@ -48,17 +49,6 @@ def index_topk_reference(logits: torch.Tensor, context_lengths: torch.Tensor, k:
 
 
 @triton.jit
-def _load_ordered(p_row, o_position, in_row):
-    """Load logits as unsigned integers of the same order; NaN becomes 0, which no other value does."""
-    b_logits = tl.load(p_row + o_position, mask=in_row, other=0.0)  # [S]
-    # both zeros are one value
-    b_logits = tl.where(b_logits == 0.0, 0.0, b_logits)
-    b_bits = b_logits.to(tl.uint32, bitcast=True)
-    b_ordered = tl.where((b_bits >> 31) != 0, b_bits ^ 0xFFFFFFFF, b_bits | 0x80000000)
-    return tl.where((b_bits & 0x7FFFFFFF) > 0x7F800000, 0, b_ordered)
-
-
-@triton.jit
 def _load_keys(p_row, p_candidates, start, first, num_items, BLOCK_S: tl.constexpr, HAS_CANDIDATES: tl.constexpr):
     """Load BLOCK_S positions of the row, or candidates: their ordered logits, positions, and which of them exist."""
     o_item = start + tl.arange(0, BLOCK_S)
@@ -68,7 +58,7 @@ def _load_keys(p_row, p_candidates, start, first, num_items, BLOCK_S: tl.constex
         is_item = o_position >= 0
     else:
         o_position = first + o_item
-    return _load_ordered(p_row, o_position, is_item), o_position, is_item
+    return load_ordered(p_row, o_position, is_item), o_position, is_item
 
 
 @triton.jit
@@ -186,6 +176,9 @@ def index_topk(
         f"argument workspace must be contiguous int32 with at least {workspace_size} elements; "
         f"got {workspace.dtype} {list(workspace.shape)}",
     )
+    if num_positions <= MAX_ROW:
+        launch_index_topk_row(logits=logits, context_lengths=context_lengths, selected=selected, pdl=pdl)
+        return
     chunk_size = index_topk_chunk_size(num_tokens, num_positions, k)
     num_chunks = triton.cdiv(num_positions, chunk_size)
     out = selected if num_chunks == 1 else workspace

@@ -236,14 +236,10 @@ def _nvfp4_gemv_kernel(
             b_x = load_x(p_x_row, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST)
             b_sums = add_chunk(b_sums, b_loaded, 2 * ROWS_EACH * i_chunk, b_x, ROWS_EACH)
         for start in range(NUM_LOADED * BLOCK_G, G, BLOCK_G):
-            b_more = load_rows(
-                p_words, p_scales, first_row, num_outputs, start, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
-            )
+            b_more = load_rows(p_words, p_scales, first_row, num_outputs, start, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH)
             b_x = load_x(p_x_row, start, G, BLOCK_G, ROWS_ABREAST)
             b_sums = add_chunk(b_sums, b_more, 0, b_x, ROWS_EACH)
-        store_rows(
-            p_out + i_m * stride_out_m, b_sums, scale, first_row, num_outputs, BLOCK_G, ROWS_ABREAST, ROWS_EACH
-        )
+        store_rows(p_out + i_m * stride_out_m, b_sums, scale, first_row, num_outputs, BLOCK_G, ROWS_ABREAST, ROWS_EACH)
 
 
 def loaded_chunks(num_groups: int, tiles: GemvTiles) -> int:

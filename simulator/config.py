@@ -27,8 +27,8 @@ from simulator.schema import dotted_keys, writable_schema
 from simulator.shapes import legal_tp_sizes, refusals
 from simulator.step.program import Component
 
-MAX_BATCH = 1024
-"""Decode batches beyond this are prefill-sized; the kernels' tiles are not chosen for them."""
+MAX_TOKENS = 1024
+"""Steps of more tokens are prefill-sized; the kernels' tiles are not chosen for them."""
 
 FROM_CHECKPOINT = "from_checkpoint"
 """Name of the recipe that is read from the checkpoint."""
@@ -246,21 +246,42 @@ def _model_problems(config: SimulatorConfig) -> list[Problem]:
 
 
 def _deployment_problems(config: SimulatorConfig) -> list[Problem]:
-    deployment, model = config.deployment, config.model
-    problems = _at_least("deployment.tp", deployment.tp, 1) + _at_least("deployment.batch", deployment.batch, 1)
-    problems += _at_least("deployment.context", deployment.context, 1)
-    if deployment.batch > MAX_BATCH:
-        problems.append(Problem(key="deployment.batch", value=deployment.batch, must=f"must be at most {MAX_BATCH}"))
-    if deployment.context > model.max_position_embeddings:
-        must = f"must be at most the model's max_position_embeddings={model.max_position_embeddings}"
-        problems.append(Problem(key="deployment.context", value=deployment.context, must=must))
+    deployment = config.deployment
+    problems = []
+    for name in ("tp", "batch", "context", "tokens_per_step"):
+        problems += _at_least(f"deployment.{name}", getattr(deployment, name), 1)
     for name in ("weight_layers", "cache_layers"):
         value = getattr(deployment, name)
         if value is not None:
             problems += _at_least(f"deployment.{name}", value, 1)
-    if problems:
-        return problems
-    return _tensor_parallel_problems(config)
+    problems = problems or _batch_problems(config)
+    return problems or _tensor_parallel_problems(config)
+
+
+def _batch_problems(config: SimulatorConfig) -> list[Problem]:
+    """Whether the sequences of the batch, their contexts and their tokens go together."""
+    deployment, limit = config.deployment, config.model.max_position_embeddings
+    contexts = deployment.contexts
+    if contexts is not None and not contexts:
+        return [Problem(key="deployment.contexts", value=contexts, must="must name the context of each sequence")]
+    if contexts is not None and deployment.batch not in (1, len(contexts)):
+        must = f"has {len(contexts)} sequences and deployment.batch={deployment.batch}"
+        return [Problem(key="deployment.contexts", value=contexts, must=must, suggestion="leave deployment.batch out")]
+    key = "deployment.context" if contexts is None else "deployment.contexts"
+    problems = []
+    for context in sorted(set(deployment.sequence_contexts)):
+        if context > limit:
+            must = f"must be at most the model's max_position_embeddings={limit}"
+            problems.append(Problem(key=key, value=context, must=must))
+        if context < deployment.tokens_per_step:
+            must = f"must hold the tokens of the step: at least deployment.tokens_per_step={deployment.tokens_per_step}"
+            problems.append(Problem(key=key, value=context, must=must))
+    tokens = deployment.num_sequences * deployment.tokens_per_step
+    if tokens > MAX_TOKENS:
+        single = deployment.tokens_per_step == 1
+        what = "deployment.batch" if single else "deployment.batch x deployment.tokens_per_step"
+        problems.append(Problem(key=what, value=tokens, must=f"must be at most {MAX_TOKENS}"))
+    return problems
 
 
 def _tensor_parallel_problems(config: SimulatorConfig) -> list[Problem]:

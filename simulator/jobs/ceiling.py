@@ -94,8 +94,8 @@ def _print(
     deployment = config.deployment
     console.print(
         f"{config.model.name}: {parameters.total / 1e9:,.2f} billion parameters, {parameters.active / 1e9:,.2f} active "
-        f"for a token; recipe {config.recipe.name}, TP={deployment.tp}, batch {deployment.batch}, "
-        f"context {deployment.context:,}",
+        f"for a token; recipe {config.recipe.name}, TP={deployment.tp}, batch {deployment.num_sequences}, "
+        f"context {deployment.max_context:,}",
         highlight=False,
     )
     console.print(_byte_view(table))

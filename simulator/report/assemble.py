@@ -8,6 +8,7 @@ from typing import Any
 from simulator.attribution import Attribution, GroupTimes
 from simulator.ceiling import Floor, step_floor
 from simulator.config import SimulatorConfig
+from simulator.deployment import Deployment
 from simulator.hardware import Hardware, Interconnect
 from simulator.replay.base import Kind
 from simulator.report.record import (
@@ -49,7 +50,7 @@ def assemble(findings: Findings) -> Report:
         mode=findings.kind,
         group_by=findings.config.attribution.group_by.value,
         model=dataclasses.asdict(findings.config.model),
-        deployment=dataclasses.asdict(findings.config.deployment),
+        deployment=_deployment(findings.config.deployment),
         hardware=dataclasses.asdict(findings.hardware),
         environment=findings.environment,
         config=dataclasses.asdict(findings.config),
@@ -82,6 +83,12 @@ def assemble(findings: Findings) -> Report:
         notes=findings.notes,
         warnings=[*findings.warnings, *_mode_warning(attribution)],
     )
+
+
+def _deployment(deployment: Deployment) -> dict[str, Any]:
+    """The deployment as it was built: the batch as long as the list of contexts, the longest of them as context."""
+    built = {"batch": deployment.num_sequences, "context": deployment.max_context}
+    return dataclasses.asdict(deployment) | built
 
 
 def _floor(findings: Findings, ops: Iterable[int]) -> Floor:

@@ -99,10 +99,7 @@ def _rope(plan: Plan, layer: int, query: Operand) -> None:
 def _kv_write(plan: Plan, layer: int) -> None:
     draft, model = plan.draft, plan.model
     cache = draft.buffer(
-        f"layers.{plan.cache_layer(layer)}.kv_cache",
-        plan.deployment.batch * plan.slots_per_sequence,
-        model.latent_dim,
-        fill=Fill.NORMAL,
+        f"layers.{plan.cache_layer(layer)}.kv_cache", plan.num_slots, model.latent_dim, fill=Fill.NORMAL
     )
     call = calls.KvCacheWrite(latent=whole("kv_a_norm"), key_rope=whole("key_rope"), slots=whole("slots"), cache=cache)
     moved = draft.bytes_of(call.latent, call.key_rope)
@@ -164,7 +161,7 @@ def _last_selection(plan: Plan, layer: int) -> str:
 def _index_key_write(plan: Plan, layer: int) -> tuple[Operand, Operand]:
     draft, model = plan.draft, plan.model
     weights, cache = f"layers.{plan.weight_layer(layer)}", f"layers.{plan.cache_layer(layer)}"
-    num_slots = plan.deployment.batch * plan.slots_per_sequence
+    num_slots = plan.num_slots
     dtype = "fp8" if plan.recipe.index_cache is CacheFormat.fp8 else draft.activation
     call = calls.IndexKeyWrite(
         key=part("index_k", 0, model.index_head_dim),
@@ -190,8 +187,8 @@ def _index_key_write(plan: Plan, layer: int) -> tuple[Operand, Operand]:
 
 def _index_select(plan: Plan, layer: int, cache_values: Operand, cache_scales: Operand) -> Operand:
     """Scores of all cached positions, then the positions of the largest."""
-    draft, model, context = plan.draft, plan.model, plan.deployment.context
-    tokens, batch = draft.tokens, plan.deployment.batch
+    draft, model, tokens = plan.draft, plan.model, plan.draft.tokens
+    num_scores = sum(plan.deployment.token_contexts)
     logits = draft.buffer("index_logits", tokens, plan.slots_per_sequence, dtype="fp32")
     scores = calls.IndexLogits(
         query=whole("index_query"),
@@ -199,16 +196,16 @@ def _index_select(plan: Plan, layer: int, cache_values: Operand, cache_scales: O
         cache_values=cache_values,
         cache_scales=cache_scales,
         context_lengths=whole("context_lengths"),
-        tokens_per_sequence=1,
+        tokens_per_sequence=plan.deployment.tokens_per_step,
         slots_per_sequence=plan.slots_per_sequence,
         out=logits,
     )
     cost = costs.index_logits_cost(
-        tokens * context,
+        num_scores,
         tokens,
         heads=model.index_n_heads,
         head_dim=model.index_head_dim,
-        cached_keys=batch * context,
+        cached_keys=sum(plan.deployment.sequence_contexts),
         cache=draft.buffers[cache_values.buffer].dtype,
     )
     draft.add("index_logits", Component.INDEXER, scores, cost, layer=layer)
@@ -221,7 +218,7 @@ def _index_select(plan: Plan, layer: int, cache_values: Operand, cache_scales: O
         selected=selected,
         workspace=draft.buffer("index_workspace", workspace_size, dtype="int32"),
     )
-    cost = costs.elementwise_cost(4 * tokens * context, draft.bytes_of(selected))
+    cost = costs.elementwise_cost(4 * num_scores, draft.bytes_of(selected))
     draft.add("index_topk", Component.INDEXER, choice, cost, layer=layer)
     return selected
 
@@ -235,7 +232,7 @@ def _mla_decode(plan: Plan, layer: int, selected: Operand | None) -> None:
         cache=whole(f"layers.{plan.cache_layer(layer)}.kv_cache"),
         selected=selected,
         context_lengths=whole("context_lengths"),
-        tokens_per_sequence=1,
+        tokens_per_sequence=plan.deployment.tokens_per_step,
         slots_per_sequence=plan.slots_per_sequence,
         scale=softmax_scale(model),
         partial_out=draft.buffer("attention_partial", tokens, heads, splits, latent, dtype="fp32"),
@@ -244,7 +241,8 @@ def _mla_decode(plan: Plan, layer: int, selected: Operand | None) -> None:
     cost = costs.attention_cost(
         tokens,
         heads,
-        tokens * plan.keys_per_token,
+        plan.num_keys,
+        cached_rows=plan.num_keys if model.has_indexer else sum(plan.deployment.sequence_contexts),
         key_dim=model.latent_dim,
         value_dim=latent,
         row_bytes=model.latent_dim * costs.BYTES_OF_DTYPE[draft.activation],

@@ -44,7 +44,7 @@ def build_step(
         ValueError: the tensor-parallel size does not fit the model.
     """
     shapes = rank_shapes(model, recipe, deployment.tp)
-    tokens = deployment.batch
+    tokens = len(deployment.token_contexts)
     draft = Draft(activation=activation, tokens=tokens)
     num_moe_layers = model.num_hidden_layers - model.num_dense_layers
     expert_ids = plan_expert_ids(
@@ -63,7 +63,7 @@ def build_step(
         shapes=shapes,
         routing=routing,
         expert_ids=expert_ids,
-        slots_per_sequence=round_up(deployment.context, SLOT_MULTIPLE),
+        slots_per_sequence=round_up(deployment.max_context, SLOT_MULTIPLE),
     )
     _declare_inputs(plan)
     residual = _embedding(plan, tp_rank)
@@ -78,25 +78,26 @@ def build_step(
         incoming = _all_reduce(plan, "mlp_allreduce", layer, whole("mlp_out"), whole("mlp_reduced"))
     _norm(plan, "final_norm", None, incoming, residual, turn=0)
     _head(plan, tp_rank)
-    return draft.finish(sequences=deployment.batch, notes=_notes(plan))
+    return draft.finish(sequences=deployment.num_sequences, notes=_notes(plan))
 
 
 def _declare_inputs(plan: Plan) -> None:
     """Positions, cache slots, context lengths and rotary tables: constant over the replays."""
     draft, model, deployment = plan.draft, plan.model, plan.deployment
-    sequences = np.arange(deployment.batch, dtype=np.int64)
-    position = deployment.context - 1
+    contexts = np.array(deployment.token_contexts, dtype=np.int32)
+    positions = contexts - 1
+    sequences = np.repeat(np.arange(deployment.num_sequences, dtype=np.int64), deployment.tokens_per_step)
     generator = np.random.default_rng(deployment.seed)
-    tokens = generator.integers(0, model.vocab_size, deployment.batch, dtype=np.int32)
+    tokens = generator.integers(0, model.vocab_size, len(contexts), dtype=np.int32)
     draft.constant("tokens", tokens, "int32")
-    draft.constant("positions", np.full(deployment.batch, position, np.int32), "int32")
-    draft.constant("context_lengths", np.full(deployment.batch, deployment.context, np.int32), "int32")
-    draft.constant("slots", sequences * plan.slots_per_sequence + position, "int64")
-    table = rope_table(model, deployment.context)
+    draft.constant("positions", positions, "int32")
+    draft.constant("context_lengths", contexts, "int32")
+    draft.constant("slots", sequences * plan.slots_per_sequence + positions, "int64")
+    table = rope_table(model, deployment.max_context)
     draft.constant("cos_sin", table, "fp32")
     if plan.attends_to_all and model.has_indexer:
         every_position = np.arange(plan.keys_per_token, dtype=np.int32)
-        draft.constant("selected", np.tile(every_position, (deployment.batch, 1)), "int32")
+        draft.constant("selected", np.tile(every_position, (len(contexts), 1)), "int32")
 
 
 def _embedding(plan: Plan, tp_rank: int) -> Operand:
@@ -187,9 +188,17 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(describe_load(plan.routing, plan.expert_ids, model.n_routed_experts))
     if model.has_indexer and plan.attends_to_all:
         notes.append(
-            f"context {deployment.context} is within index_topk={model.index_topk}: every position is attended to, and "
-            "the indexer only writes its key, as in SGLang's short-context graph"
+            f"context {deployment.max_context} is within index_topk={model.index_topk}: every position is attended to, "
+            "and the indexer only writes its key, as in SGLang's short-context graph"
         )
+    if deployment.tokens_per_step > 1:
+        notes.append(
+            f"the step computes {deployment.tokens_per_step} tokens a sequence (verification of speculated tokens); "
+            "tok/s counts all of them: how many are accepted is not modelled"
+        )
+    if deployment.contexts is not None:
+        low, high = min(deployment.contexts), max(deployment.contexts)
+        notes.append(f"{deployment.num_sequences} sequences with contexts from {low:,} to {high:,}")
     extra_vocab = shapes.vocab_padded - model.vocab_size
     if extra_vocab:
         extra = extra_vocab * model.hidden_size * 2 // shapes.tp_size

@@ -63,16 +63,15 @@ def _prepare(plan: Plan, layer: int) -> None:
 
 def _decode(plan: Plan, layer: int) -> None:
     """Append cache write, attention split over the keys, and the join of the splits."""
-    draft, model, shapes, context = plan.draft, plan.model, plan.shapes, plan.deployment.context
+    draft, model, shapes = plan.draft, plan.model, plan.shapes
     tokens, heads, key_heads, head_dim = (
         draft.tokens,
         shapes.num_heads_local,
         shapes.num_key_heads_local,
         model.head_dim,
     )
-    slots = plan.deployment.batch * plan.slots_per_sequence
     caches = [
-        draft.buffer(f"layers.{plan.cache_layer(layer)}.{name}", slots, key_heads, head_dim, fill=Fill.NORMAL)
+        draft.buffer(f"layers.{plan.cache_layer(layer)}.{name}", plan.num_slots, key_heads, head_dim, fill=Fill.NORMAL)
         for name in ("key_cache", "value_cache")
     ]
     write = calls.GqaCacheWrite(
@@ -80,13 +79,13 @@ def _decode(plan: Plan, layer: int) -> None:
     )
     moved = draft.bytes_of(write.key, write.value)
     draft.add("kv_write", Component.ATTENTION, write, costs.elementwise_cost(moved, moved), layer=layer)
-    splits = mla_num_splits(tokens, context)
+    splits = mla_num_splits(tokens, plan.keys_per_token)
     call = calls.GqaDecode(
         query=whole("query"),
         key_cache=caches[0],
         value_cache=caches[1],
         context_lengths=whole("context_lengths"),
-        tokens_per_sequence=1,
+        tokens_per_sequence=plan.deployment.tokens_per_step,
         slots_per_sequence=plan.slots_per_sequence,
         scale=softmax_scale(model),
         partial_out=draft.buffer("attention_partial", tokens, heads, splits, head_dim, dtype="fp32"),
@@ -95,7 +94,8 @@ def _decode(plan: Plan, layer: int) -> None:
     cost = costs.attention_cost(
         tokens,
         heads,
-        tokens * context,
+        plan.num_keys,
+        cached_rows=sum(plan.deployment.sequence_contexts),
         key_dim=head_dim,
         value_dim=head_dim,
         row_bytes=2 * key_heads * head_dim * costs.BYTES_OF_DTYPE[draft.activation],

@@ -26,12 +26,26 @@ class Plan:
     @property
     def attends_to_all(self) -> bool:
         """Whether the context is short enough that an indexer has nothing to choose."""
-        return not self.model.has_indexer or self.deployment.context <= self.model.index_topk
+        return not self.model.has_indexer or self.deployment.max_context <= self.model.index_topk
 
     @property
     def keys_per_token(self) -> int:
-        """Cached positions that attention reads for one token."""
-        return min(self.deployment.context, self.model.index_topk or self.deployment.context)
+        """Cached positions that attention reads for one token at most."""
+        return self.keys_of(self.deployment.max_context)
+
+    @property
+    def num_keys(self) -> int:
+        """The same, summed over all tokens."""
+        return sum(map(self.keys_of, self.deployment.token_contexts))
+
+    @property
+    def num_slots(self) -> int:
+        """Rows of a layer's cache."""
+        return self.deployment.num_sequences * self.slots_per_sequence
+
+    def keys_of(self, context: int) -> int:
+        """Positions that attention reads of a context."""
+        return min(context, self.model.index_topk or context)
 
     def weight_layer(self, layer: int) -> int:
         """The layer whose weights this layer uses: layers of one kind share in turn when not all are held."""

@@ -23,7 +23,8 @@ GLM4 = {
     "model_type": "glm4_moe", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
     "moe_intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
     "use_qk_norm": True, "attention_bias": True, "partial_rotary_factor": 0.5, "n_routed_experts": 16,
-    "num_experts_per_tok": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "max_position_embeddings": 8192, "rope_theta": 1000000,
+    "num_experts_per_tok": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "max_position_embeddings": 8192,
+    "rope_theta": 1000000,
 }  # fmt: skip
 QWEN3 = {
     "model_type": "qwen3_moe", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,

@@ -5,7 +5,7 @@ import torch
 
 from kernels.fp8_block import random_fp8_block
 from kernels.gemm import gemm, gemm_reference, gemm_tiles
-from kernels.gemv import gemv_block_n
+from kernels.gemv import gemv_tiles
 from kernels.nvfp4 import E2M1_MAGNITUDES, Nvfp4Tensor, dequantize_nvfp4, pack_codes, random_nvfp4
 from kernels.weight_tile import Weight
 
@@ -135,7 +135,7 @@ def test_tiles_cover_every_sm_where_the_shape_allows(m, n):
     tiles = gemm_tiles(m, n, 6144, "nvfp4")
     programs = -(-m // tiles.block_m) * -(-n // tiles.block_n)
     assert programs >= 256 or tiles.block_n == 16
-    assert -(-n // gemv_block_n(n)) >= min(n, 512)
+    assert -(-n // gemv_tiles(n, 6144, 1).block_n) >= min(n, 512)
 
 
 def arguments(**changes):
