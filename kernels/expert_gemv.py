@@ -44,6 +44,7 @@ def _expert_gemv_kernel(
     PDL: tl.constexpr,
 ):
     """One program computes ROWS_ABREAST * ROWS_EACH outputs of every row of one tile."""
+    launch_dependents(PDL == 3)
     wait_for_previous(PDL)
     i_tile = tl.program_id(1)
     first_row = tl.program_id(0) * (ROWS_ABREAST * ROWS_EACH)
@@ -60,7 +61,7 @@ def _expert_gemv_kernel(
         b_loaded = b_loaded + load_rows(
             p_words, p_scales, first_row, num_outputs, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
         )
-    launch_dependents(PDL)
+    launch_dependents(PDL == 1)
     scale = tl.load(p_tensor_scale + expert) * EPILOGUE_SCALE
     num_places = tl.max(tl.where(b_rows >= 0, o_place + 1, 0), axis=0)
     for i_place in range(0, num_places):
@@ -70,7 +71,7 @@ def _expert_gemv_kernel(
         row = tl.maximum(row, 0)
         p_x_row = p_x + row // ROWS_PER_TOKEN * stride_x_m
         b_sums = ()
-        for i_row in tl.static_range(ROWS_EACH):
+        for _i_row in tl.static_range(ROWS_EACH):
             b_sums = b_sums + (tl.zeros((BLOCK_G * ROWS_ABREAST,), dtype=tl.float32),)
         for i_chunk in tl.static_range(NUM_LOADED):
             b_x = load_x(p_x_row, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST)
@@ -88,6 +89,7 @@ def _expert_gemv_kernel(
                 b_loaded = b_loaded + load_rows(
                     p_words, p_scales, first_row, num_outputs, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
                 )
+    launch_dependents(PDL == 2)
 
 
 def takes_few_rows(rows: int, num_experts: int) -> bool:

@@ -106,10 +106,9 @@ def load_rows(
         o_n = first_row + i_row * ROWS_ABREAST + o_tile // BLOCK_G
         in_tile = (o_n < num_rows) & (o_g < G)
         o_word = o_n.to(tl.int64) * G + o_g
-        b_loaded = b_loaded + (
-            tl.load(p_words + o_word, mask=in_tile, other=0),
-            tl.load(p_scales + o_word, mask=in_tile, other=0),
-        )
+        b_words = tl.load(p_words + o_word, mask=in_tile, other=0)
+        b_scales = tl.load(p_scales + o_word, mask=in_tile, other=0)
+        b_loaded = b_loaded + (b_words, b_scales)
     return b_loaded
 
 
@@ -218,6 +217,7 @@ def _nvfp4_gemv_kernel(
     PDL: tl.constexpr,
 ):
     """One program computes ROWS_ABREAST * ROWS_EACH outputs of every token."""
+    launch_dependents(PDL == 3)
     first_row = tl.program_id(0) * (ROWS_ABREAST * ROWS_EACH)
     b_loaded = ()
     for i_chunk in tl.static_range(NUM_LOADED):
@@ -225,12 +225,12 @@ def _nvfp4_gemv_kernel(
             p_words, p_scales, first_row, num_outputs, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
         )
     wait_for_previous(PDL)
-    launch_dependents(PDL)
+    launch_dependents(PDL == 1)
     scale = tl.load(p_tensor_scale) * EPILOGUE_SCALE
     for i_m in tl.static_range(M):
         p_x_row = p_x + i_m * stride_x_m
         b_sums = ()
-        for i_row in tl.static_range(ROWS_EACH):
+        for _i_row in tl.static_range(ROWS_EACH):
             b_sums = b_sums + (tl.zeros((BLOCK_G * ROWS_ABREAST,), dtype=tl.float32),)
         for i_chunk in tl.static_range(NUM_LOADED):
             b_x = load_x(p_x_row, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST)
@@ -240,6 +240,7 @@ def _nvfp4_gemv_kernel(
             b_x = load_x(p_x_row, start, G, BLOCK_G, ROWS_ABREAST)
             b_sums = add_chunk(b_sums, b_more, 0, b_x, ROWS_EACH)
         store_rows(p_out + i_m * stride_out_m, b_sums, scale, first_row, num_outputs, BLOCK_G, ROWS_ABREAST, ROWS_EACH)
+    launch_dependents(PDL == 2)
 
 
 def loaded_chunks(num_groups: int, tiles: GemvTiles) -> int:

@@ -110,10 +110,12 @@ def rotated(launches: list[Launch]) -> list[Launch]:
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
+    """||out - expected|| / ||expected||."""
     return ((out.float() - expected).norm() / expected.norm()).item()
 
 
 def random_rows(tokens: int, width: int) -> torch.Tensor:
+    """Standard normal BF16 rows."""
     return torch.randn(tokens, width, device="cuda").bfloat16()
 
 

@@ -150,7 +150,7 @@ def from_hydra(composed: DictConfig, overrides: Sequence[str] = ()) -> tuple[Sim
     Raises:
         BadInputError: an override added a field that the schema does not have, or a file cannot be read.
     """
-    if OmegaConf.is_missing(composed.model, "path"):
+    if OmegaConf.is_missing(composed.model, "name") and composed.model.path is None:
         must = "must name the config.json of a model, or the directory that holds it"
         raise BadInputError(Problem(key="model.path", value="", must=must))
     notes = _read_checkpoint(composed, overrides) if composed.model.path is not None else []
