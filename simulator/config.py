@@ -99,7 +99,7 @@ class AttributionConfig:
     """Number of equal ranges of layers with group_by=layer_range."""
     max_exact_groups: int = 10
     """Up to so many groups every subset is timed; above, subsets are sampled."""
-    permutations: int = 64
+    permutations: int = 16
     """Sampled orders of the groups, above max_exact_groups."""
 
 
@@ -319,7 +319,7 @@ def _measurement_problems(config: SimulatorConfig) -> list[Problem]:
         if name not in known
     ]
     problems += _at_least("attribution.layer_ranges", attribution.layer_ranges, 1)
-    problems += _at_least("attribution.permutations", attribution.permutations, 2)
+    problems += _at_least("attribution.permutations", attribution.permutations, 4)
     problems += _at_least("measure.min_rounds", measure.min_rounds, 1)
     problems += _at_least("measure.max_rounds", measure.max_rounds, measure.min_rounds)
     if not 0 < measure.half_width < 1:

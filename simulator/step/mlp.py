@@ -4,6 +4,7 @@ from kernels import cost as costs
 from kernels.tiling import dispatch_max_tiles, expert_tile_rows
 from simulator.deployment import Overlap
 from simulator.model import Scoring
+from simulator.recipe import WeightFormat
 from simulator.routing import Distribution, distinct_experts
 from simulator.step import calls
 from simulator.step.calls import Operand
@@ -25,17 +26,9 @@ def mlp(plan: Plan, layer: int) -> None:
 
 def _dense_mlp(plan: Plan, layer: int) -> None:
     draft, model, recipe = plan.draft, plan.model, plan.recipe
-    prefix, width = f"layers.{plan.weight_layer(layer)}.dense", plan.shapes.dense_width_local
-    gate_up = draft.weight(
-        f"{prefix}_gate_up", 2 * width, model.hidden_size, weight_format=recipe.dense_gate_up, replicated=False
-    )
-    down = draft.weight(
-        f"{prefix}_down",
-        model.hidden_size,
-        width,
-        weight_format=recipe.dense_down,
-        replicated=False,
-        fan_in=model.intermediate_size,
+    formats = (recipe.dense_gate_up, recipe.dense_down)
+    gate_up, down = _gated_weights(
+        plan, "dense", layer, plan.shapes.dense_width_local, model.intermediate_size, formats
     )
     out = draft.buffer("mlp_out", draft.tokens, model.hidden_size)
     _gated_mlp(plan, "dense", layer, gate_up=gate_up, down=down, out=out)
@@ -44,24 +37,26 @@ def _dense_mlp(plan: Plan, layer: int) -> None:
 def _shared_experts(plan: Plan, layer: int, norm_index: int) -> int | None:
     """Append the shared experts; on a stream of their own, the index of their last operation is returned."""
     draft, model, recipe = plan.draft, plan.model, plan.recipe
-    prefix, width = f"layers.{plan.weight_layer(layer)}.shared", plan.shapes.shared_width_local
-    gate_up = draft.weight(
-        f"{prefix}_gate_up", 2 * width, model.hidden_size, weight_format=recipe.shared_gate_up, replicated=False
-    )
-    down = draft.weight(
-        f"{prefix}_down",
-        model.hidden_size,
-        width,
-        weight_format=recipe.shared_down,
-        replicated=False,
-        fan_in=model.n_shared_experts * model.moe_intermediate_size,
-    )
+    formats = (recipe.shared_gate_up, recipe.shared_down)
+    whole_width = model.n_shared_experts * model.moe_intermediate_size
+    gate_up, down = _gated_weights(plan, "shared", layer, plan.shapes.shared_width_local, whole_width, formats)
     out = draft.buffer("shared_out", draft.tokens, model.hidden_size)
     if plan.deployment.overlap is Overlap.shared_experts:
         waits_for = (norm_index,)
         return _gated_mlp(plan, "shared", layer, gate_up=gate_up, down=down, out=out, stream=1, waits_for=waits_for)
     _gated_mlp(plan, "shared", layer, gate_up=gate_up, down=down, out=out)
     return None
+
+
+def _gated_weights(
+    plan: Plan, kind: str, layer: int, width: int, whole_width: int, formats: tuple[WeightFormat, WeightFormat]
+) -> tuple[str, str]:
+    """Declare this rank's share of gate and up in one matrix, and of down; returns their names."""
+    draft, hidden = plan.draft, plan.model.hidden_size
+    prefix = f"layers.{plan.weight_layer(layer)}.{kind}"
+    gate_up = draft.weight(f"{prefix}_gate_up", 2 * width, hidden, weight_format=formats[0], replicated=False)
+    down = draft.weight(f"{prefix}_down", hidden, width, weight_format=formats[1], replicated=False, fan_in=whole_width)
+    return gate_up, down
 
 
 def _gated_mlp(
