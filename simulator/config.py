@@ -6,11 +6,13 @@ Hydra composes YAML onto these dataclasses, so that a misspelt key or a wrong ty
 then collects every impossible combination before any memory is allocated or file written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import FrozenInstanceError, asdict, dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -186,13 +188,53 @@ def validate(config: SimulatorConfig) -> None:
     Raises:
         BadInputError: every problem that was found.
     """
-    problems = [*_model_problems(config), *_deployment_problems(config), *_measurement_problems(config)]
+    problems = _not_finite(asdict(config), "")
+    if not problems:
+        problems = [
+            *_model_problems(config),
+            *_deployment_problems(config),
+            *hardware_problems(config.hardware),
+            *_measurement_problems(config),
+        ]
     if problems:
         raise BadInputError(*problems)
 
 
+def _not_finite(values: Mapping[str, Any], prefix: str) -> list[Problem]:
+    """Every number of the configuration that is infinite or not a number."""
+    problems = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            problems += _not_finite(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and not isfinite(value):
+            problems.append(Problem(key=prefix + name, value=value, must="must be a finite number"))
+    return problems
+
+
 def _at_least(key: str, value: float, least: float) -> list[Problem]:
     return [] if value >= least else [Problem(key=key, value=value, must=f"must be at least {least:g}")]
+
+
+def _above_zero(key: str, value: float | None) -> list[Problem]:
+    return [] if value is None or value > 0 else [Problem(key=key, value=value, must="must be above 0")]
+
+
+def hardware_problems(hardware: Hardware) -> list[Problem]:
+    """What cannot be true of any machine."""
+    problems = []
+    for name in ("num_gpus", "num_sms", "memory_gib", "l2_mb", "bandwidth_gbps"):
+        problems += _above_zero(f"hardware.{name}", getattr(hardware, name))
+    for dtype, peak in hardware.tflops.items():
+        problems += _above_zero(f"hardware.tflops.{dtype}", peak)
+    for name in ("read_efficiency", "compute_efficiency"):
+        value = getattr(hardware, name)
+        if not 0 < value <= 1:
+            problems.append(Problem(key=f"hardware.{name}", value=value, must="must be a share above 0 and at most 1"))
+    for name in ("node_us", "node_pdl_us"):
+        problems += _at_least(f"hardware.{name}", getattr(hardware, name) or 0.0, 0)
+    wire = hardware.interconnect
+    problems += _at_least("hardware.interconnect.latency_us", wire.latency_us or 0.0, 0)
+    return problems + _above_zero("hardware.interconnect.bandwidth_gbps", wire.bandwidth_gbps)
 
 
 def _model_problems(config: SimulatorConfig) -> list[Problem]:
@@ -204,6 +246,10 @@ def _model_problems(config: SimulatorConfig) -> list[Problem]:
     if model.has_indexer:
         needed += ("index_topk_freq", "index_n_heads", "index_head_dim")
     problems = [p for name in needed for p in _at_least(f"model.{name}", getattr(model, name), 1)]
+    problems += _above_zero("model.rope_theta", model.rope_theta) + _at_least(
+        "model.rms_norm_eps", model.rms_norm_eps, 0
+    )
+    problems += _above_zero("model.rope_scaling_factor", model.rope_scaling_factor)
     if problems:
         return problems
     if model.rotary_dim < 2 or model.rotary_dim % 2:
@@ -250,6 +296,7 @@ def _deployment_problems(config: SimulatorConfig) -> list[Problem]:
     problems = []
     for name in ("tp", "batch", "context", "tokens_per_step"):
         problems += _at_least(f"deployment.{name}", getattr(deployment, name), 1)
+    problems += _at_least("deployment.seed", deployment.seed, 0)
     for name in ("weight_layers", "cache_layers"):
         value = getattr(deployment, name)
         if value is not None:

@@ -49,7 +49,12 @@ BAD_INPUT = [
     (["+batch=1"], "adds a field that nothing reads"),
     (["hydra.run.dir=/proc/nowhere/run"], "cannot write /proc/nowhere"),
     (["measure.half_width=0"], "measure.half_width=0.0 must be between 0 and 1"),
-    (["hardware.bandwidth_gbps=-1"], "hardware.bandwidth_gbps=-1.0 must be"),
+    (["hardware.bandwidth_gbps=-1"], "hardware.bandwidth_gbps=-1.0 must be above 0"),
+    (["hardware.read_efficiency=0"], "hardware.read_efficiency=0.0 must be a share above 0 and at most 1"),
+    (["hardware.interconnect.latency_us=-1"], "hardware.interconnect.latency_us=-1.0 must be at least 0"),
+    (["deployment.seed=-1"], "deployment.seed=-1 must be at least 0"),
+    (["model.rope_theta=0"], "model.rope_theta=0.0 must be above 0"),
+    (["model.rms_norm_eps=nan"], "model.rms_norm_eps=nan must be a finite number"),
     (["replay=cpu", "recipe=bf16"], "GiB are free; use deployment.weight_layers="),
 ]
 

@@ -69,8 +69,11 @@ def _graph_replayer(
     memory = allocate(step, device, seed=config.deployment.seed)
     collectives = ModelledCollectives(wire=wire, launch_us=delay_launch_us(device, step, pdl=pdl), pdl=pdl)
     launches = bind_triton(step, memory, collectives, pdl=pdl)
-    for done, launch in enumerate(launches):
-        launch()
+    for done, (op, launch) in enumerate(zip(step.ops, launches, strict=True)):
+        try:
+            launch()
+        except ValueError as error:
+            raise BadInputError(f"model={config.model.name}: no kernel for its {op.name}: {error}") from None
         advance("compile and warm up", done + 1, len(launches))
     captured = capture(step.ops, launches, device)
     return CudaGraphReplayer(

@@ -184,7 +184,7 @@ def _notes(plan: Plan) -> list[str]:
     """What a reader must know about this step that no number shows."""
     model, shapes, deployment = plan.model, plan.shapes, plan.deployment
     notes = []
-    if model.n_routed_experts:
+    if len(plan.expert_ids):
         notes.append(describe_load(plan.routing, plan.expert_ids, model.n_routed_experts))
     if model.has_indexer and plan.attends_to_all:
         notes.append(
