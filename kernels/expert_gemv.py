@@ -44,7 +44,6 @@ def _expert_gemv_kernel(
     PDL: tl.constexpr,
 ):
     """One program computes ROWS_ABREAST * ROWS_EACH outputs of every row of one tile."""
-    launch_dependents(PDL == 3)
     wait_for_previous(PDL)
     i_tile = tl.program_id(1)
     first_row = tl.program_id(0) * (ROWS_ABREAST * ROWS_EACH)
@@ -61,7 +60,7 @@ def _expert_gemv_kernel(
         b_loaded = b_loaded + load_rows(
             p_words, p_scales, first_row, num_outputs, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
         )
-    launch_dependents(PDL == 1)
+    launch_dependents(PDL)
     scale = tl.load(p_tensor_scale + expert) * EPILOGUE_SCALE
     num_places = tl.max(tl.where(b_rows >= 0, o_place + 1, 0), axis=0)
     for i_place in range(0, num_places):
@@ -89,7 +88,6 @@ def _expert_gemv_kernel(
                 b_loaded = b_loaded + load_rows(
                     p_words, p_scales, first_row, num_outputs, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
                 )
-    launch_dependents(PDL == 2)
 
 
 def takes_few_rows(rows: int, num_experts: int) -> bool:

@@ -90,12 +90,11 @@ def _gemv_kernel(
     """One program computes BLOCK_N outputs of every token."""
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     in_n = o_n < num_outputs
-    launch_dependents(PDL == 3)
     b_loaded = ()
     for i_chunk in tl.static_range(NUM_LOADED):
         b_loaded = b_loaded + (_load_weight(p_weight, o_n, in_n, i_chunk * BLOCK_K, K, BLOCK_K),)
     wait_for_previous(PDL)
-    launch_dependents(PDL == 1)
+    launch_dependents(PDL)
     b_sums = ()
     for _i_m in tl.static_range(M):
         b_sums = b_sums + (tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32),)
@@ -107,7 +106,6 @@ def _gemv_kernel(
     for i_m in tl.static_range(M):
         b_out = tl.sum(b_sums[i_m], axis=1)
         tl.store(p_out + i_m * stride_out_m + o_n, b_out.to(p_out.dtype.element_ty), mask=in_n)
-    launch_dependents(PDL == 2)
 
 
 def launch_gemv(*, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:

@@ -217,7 +217,6 @@ def _nvfp4_gemv_kernel(
     PDL: tl.constexpr,
 ):
     """One program computes ROWS_ABREAST * ROWS_EACH outputs of every token."""
-    launch_dependents(PDL == 3)
     first_row = tl.program_id(0) * (ROWS_ABREAST * ROWS_EACH)
     b_loaded = ()
     for i_chunk in tl.static_range(NUM_LOADED):
@@ -225,7 +224,7 @@ def _nvfp4_gemv_kernel(
             p_words, p_scales, first_row, num_outputs, i_chunk * BLOCK_G, G, BLOCK_G, ROWS_ABREAST, ROWS_EACH
         )
     wait_for_previous(PDL)
-    launch_dependents(PDL == 1)
+    launch_dependents(PDL)
     scale = tl.load(p_tensor_scale) * EPILOGUE_SCALE
     for i_m in tl.static_range(M):
         p_x_row = p_x + i_m * stride_x_m
@@ -240,7 +239,6 @@ def _nvfp4_gemv_kernel(
             b_x = load_x(p_x_row, start, G, BLOCK_G, ROWS_ABREAST)
             b_sums = add_chunk(b_sums, b_more, 0, b_x, ROWS_EACH)
         store_rows(p_out + i_m * stride_out_m, b_sums, scale, first_row, num_outputs, BLOCK_G, ROWS_ABREAST, ROWS_EACH)
-    launch_dependents(PDL == 2)
 
 
 def loaded_chunks(num_groups: int, tiles: GemvTiles) -> int:

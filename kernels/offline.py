@@ -95,7 +95,7 @@ def compile_for(target: GPUTarget, launch_all: Callable[[], None]) -> list[Offli
 
     `launch_all` calls launchers on tensors of the device "meta" (or "cpu": they are not read). A launch returns the
     kernel as Triton compiled it. The driver and the launches of this process are as before afterwards, also when
-    `launch_all` raises; an error of the compiler carries a note that names the kernel.
+    `launch_all` raises; an error of the compiler carries a note that names the kernel, its arguments and its options.
     Raises: ValueError when nothing was launched, or for a target that is not a CUDA GPU of MAX_SHARED_BYTES;
     RuntimeError when the kernels of this process run in the interpreter.
     """
@@ -117,7 +117,10 @@ def compile_for(target: GPUTarget, launch_all: Callable[[], None]) -> list[Offli
         try:
             compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
         except Exception as error:
-            error.add_note(f"while compiling {self.fn.__module__}.{self.fn.__name__} for sm_{target.arch}")
+            arguments = describe_arguments(dict(zip(self.arg_names, args, strict=False)) | kwargs)
+            error.add_note(
+                f"while compiling {self.fn.__module__}.{self.fn.__name__} for sm_{target.arch} with {arguments}"
+            )
             raise
         # a compile hook of the process may take a compilation over, and then there is nothing to collect
         if compiled is not None:
@@ -154,6 +157,16 @@ def _describe(function: JITFunction, compiled: Any) -> OfflineKernel:
         },
         ptx=compiled.asm["ptx"],
         cubin=compiled.asm["cubin"],
+    )
+
+
+def describe_arguments(arguments: dict[str, Any]) -> str:
+    """Arguments and options of a launch in one line: tensors by dtype and shape, the rest by value."""
+    return ", ".join(
+        f"{name} = {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else f"{name} = {value!r}"
+        for name, value in arguments.items()
     )
 
 

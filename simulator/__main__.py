@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from simulator import config as configuration
 from simulator.errors import BadInputError
+from simulator.jobs.allreduce import run_allreduce
 from simulator.jobs.ceiling import run_ceiling
 from simulator.profiles import conf_directory
 
@@ -49,6 +50,9 @@ def run_job(composed: Any) -> None:
     directory = Path(hydra_config.runtime.output_dir)
     if config.job is configuration.Job.ceiling:
         run_ceiling(config, directory, notes)
+        return
+    if config.job is configuration.Job.allreduce:
+        run_allreduce(config, directory)
         return
     from simulator.jobs.breakdown import run_breakdown  # noqa: PLC0415 (torch loads here, for no other job)
 

@@ -41,6 +41,7 @@ class Job(StrEnum):
 
     breakdown = "breakdown"
     ceiling = "ceiling"
+    allreduce = "allreduce"
 
 
 class Replay(StrEnum):
@@ -91,6 +92,14 @@ class CommConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AllReduceConfig:
+    """job=allreduce: where the times of all-reduces come from."""
+
+    import_log: str | None = None
+    """A log of nccl-tests' all_reduce_perf."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttributionConfig:
     """How time is attributed."""
 
@@ -130,6 +139,7 @@ class SimulatorConfig:
     hardware: Hardware = MISSING
     kernels: KernelsConfig = MISSING
     comm: CommConfig = MISSING
+    allreduce: AllReduceConfig = field(default_factory=AllReduceConfig)
     attribution: AttributionConfig = field(default_factory=AttributionConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
 
@@ -385,6 +395,9 @@ def _measurement_problems(config: SimulatorConfig) -> list[Problem]:
         problems.append(
             Problem(key="routing.path", value=config.routing.path, must="is read with routing.distribution=file alone")
         )
+    if config.job is Job.allreduce and config.allreduce.import_log is None:
+        must = "must name a log of all_reduce_perf: times are imported and fitted, not measured, in this version"
+        problems.append(Problem(key="allreduce.import_log", value=None, must=must))
     if config.comm.latency_us is not None and config.comm.latency_us < 0:
         problems.append(
             Problem(key="comm.latency_us", value=config.comm.latency_us, must="must be 0 or more microseconds")

@@ -7,16 +7,30 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Time of an all-reduce from a payload size on: another algorithm has another latency and bandwidth."""
+
+    from_bytes: int
+    latency_us: float
+    bandwidth_gbps: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Interconnect:
-    """Time of an all-reduce: latency plus payload bytes over bandwidth."""
+    """Time of an all-reduce: latency plus payload bytes over bandwidth, in segments where a fit has several."""
 
     name: str = ""
     latency_us: float | None = None
     bandwidth_gbps: float | None = None
     """Payload bytes a second of a large all-reduce, in GB/s (10^9); nccl-tests' "algbw"."""
+    segments: list[Segment] = field(default_factory=list)
+    """From smaller to larger payloads; where there are any, they count instead of the two numbers above."""
 
     def all_reduce_us(self, payload_bytes: int) -> float:
         """Time of one all-reduce of `payload_bytes` a rank, in microseconds."""
+        for segment in reversed(self.segments):
+            if payload_bytes >= segment.from_bytes:
+                return segment.latency_us + payload_bytes / segment.bandwidth_gbps / 1e3
         transfer_us = payload_bytes / self.bandwidth_gbps / 1e3 if self.bandwidth_gbps else 0.0
         return (self.latency_us or 0.0) + transfer_us
 
@@ -49,7 +63,9 @@ class Hardware:
 
     def wire(self, latency_us: float | None) -> Interconnect:
         """The interconnect, with another latency where the user gives one."""
-        return self.interconnect if latency_us is None else replace(self.interconnect, latency_us=latency_us)
+        if latency_us is None:
+            return self.interconnect
+        return replace(self.interconnect, latency_us=latency_us, segments=[])
 
     def node_floor_us(self, *, pdl: bool) -> float:
         """The least time a graph node takes on this machine."""

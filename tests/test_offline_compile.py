@@ -23,9 +23,11 @@ from triton.runtime.driver import driver
 
 from kernels.delay import delay, spin
 from kernels.embedding import embedding
+from kernels.kv_cache import kv_cache_write
 from kernels.offline import compile_for
 from kernels.read_only import read_only
 from kernels.rms_norm import rms_norm
+from kernels.rope import rope
 from kernels.router import router_topk
 from kernels.sampling import greedy, local_argmax
 
@@ -40,12 +42,22 @@ KERNELS = {
     "_delay_kernel",
     "_spin_kernel",
     "_read_only_kernel",
+    "_kv_cache_write_kernel",
+    "_rope_kernel",
 }
 
 
 @triton.jit
-def _refused_kernel(p_x):
+def _refused_kernel(p_x, SIZE: tl.constexpr):
     tl.static_assert(p_x.dtype.element_ty == tl.int8, "this kernel is refused")
+
+
+@triton.jit
+def _spilling_kernel(p_x, p_out):
+    """128 values of each thread stay alive across the sum: more than the 32 registers that the launch allows."""
+    o_x = tl.arange(0, 4096)
+    b_x = tl.load(p_x + o_x)
+    tl.store(p_out + o_x, b_x * tl.sum(b_x, axis=0))
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -74,6 +86,13 @@ def launch_small_kernels(*, pdl: bool) -> None:
         delay(x=x, out=out, wait_ns=wait_ns, pdl=pdl)
         spin(wait_ns=wait_ns, ticks=meta(1, dtype=torch.int64), pdl=pdl)
     read_only(x=meta(2**20), out=meta(528, dtype=torch.int32), pdl=pdl)
+    slots = meta(2, dtype=torch.int64)
+    kv_cache_write(latent=meta(2, 512), key_rope=meta(2, 64), slots=slots, cache=meta(4096, 576), pdl=pdl)
+    rope(
+        query=meta(2, 8, 64), key=meta(2, 1, 64), positions=meta(2, dtype=torch.int32),
+        cos_sin=meta(4096, 2, 32, dtype=torch.float32), query_out=meta(2, 8, 64), key_out=meta(2, 1, 64),
+        interleaved=True, pdl=pdl,
+    )  # fmt: skip
 
 
 def compile_small_kernels(arch: int, *, pdl: bool) -> list[dict[str, Any]]:
@@ -95,11 +114,11 @@ def behaviour() -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def launch_returns() -> None:
-        kernel = _refused_kernel[(1,)](meta(4, dtype=torch.int8))
+        kernel = _refused_kernel[(1,)](meta(4, dtype=torch.int8), SIZE=8)
         found["returned"] = kernel.metadata.name
 
     def refused() -> None:
-        _refused_kernel[(1,)](meta(4))
+        _refused_kernel[(1,)](meta(4), SIZE=8, num_warps=2)
 
     for name, launch_all in (("returns", launch_returns), ("nothing", lambda: None), ("refused", refused)):
         try:
@@ -107,13 +126,19 @@ def behaviour() -> dict[str, Any]:
         except Exception as error:
             found[name] = [type(error).__name__, str(error), *getattr(error, "__notes__", [])]
         found[f"{name}_untouched"] = is_untouched(run) and not _refused_kernel.device_caches
+
+    def spill() -> None:
+        x = meta(4096, dtype=torch.float32)
+        _spilling_kernel[(1,)](x, x, num_warps=1, maxnreg=32)
+
+    found["spill_bytes"] = {arch: compile_for(GPUTarget("cuda", arch, 32), spill)[0].spill_bytes for arch in ARCHS}
     return found
 
 
 def main() -> None:
     report = {
         "kernels": {arch: compile_small_kernels(arch, pdl=True) for arch in ARCHS},
-        "without_pdl": compile_small_kernels(90, pdl=False),
+        "without_pdl": {arch: compile_small_kernels(arch, pdl=False) for arch in ARCHS},
         "behaviour": behaviour(),
     }
     json.dump(report, sys.stdout, default=str)
@@ -145,15 +170,20 @@ def timer_loops(ptx: str) -> list[str]:
 each_arch = pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: f"sm{arch}")
 
 
+with_and_without_pdl = pytest.mark.parametrize("variant", ["kernels", "without_pdl"], ids=["pdl", "plain"])
+
+
 @each_arch
-def test_every_kernel_is_compiled_once(arch, report):
-    names = [kernel["name"] for kernel in report["kernels"][str(arch)]]
+@with_and_without_pdl
+def test_every_kernel_is_compiled_once(variant, arch, report):
+    names = [kernel["name"] for kernel in report[variant][str(arch)]]
     assert sorted(names) == sorted(KERNELS)
 
 
 @each_arch
-def test_kernels_fit_the_gpu(arch, report):
-    for kernel in report["kernels"][str(arch)]:
+@with_and_without_pdl
+def test_kernels_fit_the_gpu(variant, arch, report):
+    for kernel in report[variant][str(arch)]:
         assert kernel["arch"] == arch
         assert kernel["shared_bytes"] <= {90: 232_448, 100: 232_448, 120: 101_376}[arch]
         assert kernel["fits"]
@@ -175,15 +205,22 @@ def test_kernels_wait_before_they_read(arch, report):
         assert trigger < min(touches_memory)
 
 
-def test_kernels_without_pdl_have_none_of_it(report):
-    for kernel in report["without_pdl"]:
+@each_arch
+def test_a_spill_is_seen(arch, report):
+    assert report["behaviour"]["spill_bytes"][str(arch)] >= 4 * (128 - 32)
+
+
+@each_arch
+def test_kernels_without_pdl_have_none_of_it(arch, report):
+    for kernel in report["without_pdl"][str(arch)]:
         assert not kernel["launch_pdl"]
         assert "griddepcontrol" not in kernel["ptx"]
 
 
 @each_arch
-def test_waits_are_loops_that_read_the_timer(arch, report):
-    for kernel in report["kernels"][str(arch)]:
+@with_and_without_pdl
+def test_waits_are_loops_that_read_the_timer(variant, arch, report):
+    for kernel in report[variant][str(arch)]:
         is_wait = kernel["name"] in {"_delay_kernel", "_spin_kernel"}
         assert len(timer_loops(kernel["ptx"])) == (1 if is_wait else 0)
 
@@ -191,7 +228,7 @@ def test_waits_are_loops_that_read_the_timer(arch, report):
 @each_arch
 def test_loads_are_sixteen_bytes_wide(arch, report):
     for kernel in report["kernels"][str(arch)]:
-        if kernel["name"] not in {"_greedy_kernel", "_spin_kernel"}:
+        if kernel["name"] not in {"_greedy_kernel", "_spin_kernel", "_rope_kernel"}:  # these have less to load
             assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", kernel["ptx"]), kernel["name"]
 
 
@@ -202,7 +239,7 @@ def test_four_programs_of_the_read_kernel_fit_an_sm(arch, report):
 
 
 def test_constants_are_named(report):
-    (kernel,) = (kernel for kernel in report["without_pdl"] if kernel["name"] == "_rms_norm_kernel")
+    (kernel,) = (kernel for kernel in report["without_pdl"]["90"] if kernel["name"] == "_rms_norm_kernel")
     assert kernel["constants"] == {"DIM": 6144, "BLOCK_D": 8192, "HAS_RESIDUAL": True, "PDL": False}
 
 
@@ -228,7 +265,7 @@ def test_compiler_error_names_the_kernel(report):
     kind, message, note = report["behaviour"]["refused"]
     assert kind.startswith("Compil")
     assert "this kernel is refused" in message
-    assert note.endswith("._refused_kernel for sm_90")
+    assert note.endswith("._refused_kernel for sm_90 with p_x = bfloat16 [4], SIZE = 8, num_warps = 2")
 
 
 @pytest.mark.parametrize("target", [GPUTarget("cuda", 80, 32), GPUTarget("hip", "gfx942", 64)], ids=["sm80", "hip"])
