@@ -38,15 +38,26 @@ class DenseGemvTiles:
     num_warps: int
 
 
-def gemv_tiles(n: int, k: int, m: int) -> DenseGemvTiles:
+def gemv_tiles(n: int, k: int) -> DenseGemvTiles:
     """Four outputs a program, or fewer where N is so small that SMs would stay idle (router, indexer)."""
     block_n = 4 if n >= 4 * MIN_PROGRAMS else 2 if n >= 2 * MIN_PROGRAMS else 1
     num_warps = 4
-    if m == 1 and k > 2048:
-        # half the rows, all of K under way at once
-        block_n, num_warps = max(1, block_n // 2), 4
     block_k = min(32 * num_warps * VECTOR, triton.next_power_of_2(k))
-    num_loaded = min(-(-k // block_k), max(1, MAX_LOADED_VECTORS // block_n))
+    num_chunks = -(-k // block_k)
+    if n >= MANY_OUTPUTS:
+        # programs enough to keep loads under way: one chunk ahead leaves registers for more of them
+        num_loaded = 1
+    else:
+        if num_chunks > 2:
+            block_n = max(1, block_n // 2)
+        num_loaded = min(num_chunks, MAX_LOADED_VECTORS // block_n)
+    return DenseGemvTiles(block_n=block_n, block_k=block_k, num_loaded=num_loaded, num_warps=num_warps)
+
+
+MANY_OUTPUTS = 8192
+"""Outputs from which on loads need not be ahead (lm_head)."""
+
+MAX_LOADED_VECTORS // block_n))
     return DenseGemvTiles(block_n=block_n, block_k=block_k, num_loaded=num_loaded, num_warps=num_warps)
 
 
@@ -111,7 +122,7 @@ def _gemv_kernel(
 def launch_gemv(*, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, pdl: bool) -> None:
     """Write out = x @ weight.T for at most MAX_GEMV_TOKENS rows of x. `gemm` has checked the operands."""
     num_outputs, num_inputs = weight.shape
-    tiles = gemv_tiles(num_outputs, num_inputs, x.shape[0])
+    tiles = gemv_tiles(num_outputs, num_inputs)
     _gemv_kernel[(triton.cdiv(num_outputs, tiles.block_n),)](
         x,
         weight,

@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.launch import launch_dependents, launch_options, wait_for_previous
 
 MAX_ROW = 8192
-"""Positions of a row at most: 16 keys a thread at 16 warps."""
+"""Positions of a row at most: 16 keys a thread at 16 warps, the best of 4 to 32 warps on H200."""
 
 
 @triton.jit
@@ -93,6 +93,6 @@ def launch_index_topk_row(
         selected.shape[1],
         BLOCK_S=block_s,
         PDL=pdl,
-        num_warps=min(16, max(4, block_s // 256)),
+        num_warps=max(4, block_s // 512),
         **launch_options(pdl=pdl),
     )

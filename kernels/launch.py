@@ -3,7 +3,8 @@
 A step is a chain of short kernels, so the gap between two kernels matters as much as the kernels. With programmatic
 dependent launch (Hopper and newer) the next kernel's blocks become resident while the current kernel still runs, and
 wait at `griddepcontrol.wait` until it has finished and its writes are visible. Every kernel here starts with
-`enter_grid`, so that the guarantee carries through the chain: a kernel completes only after the one before it did.
+`enter_grid`, or with `wait_for_previous` once its weights are on their way: the guarantee carries through the chain, a
+kernel completes only after the one before it did.
 """
 
 import torch

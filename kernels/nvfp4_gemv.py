@@ -29,8 +29,8 @@ from kernels.weight_tile import WeightOperands
 MAX_NVFP4_GEMV_TOKENS = 8
 """Each token costs a multiply-add a weight; tensor cores take over beyond."""
 
-MIN_PROGRAMS = 512
-"""Programs to aim for: four of 128 threads an SM keep enough loads in flight."""
+MIN_PROGRAMS = 256
+"""Programs to aim for, about two an SM: rows that share activations pay as long as every SM has work."""
 
 MAX_LOADED_WORDS = 16
 """Words that a thread loads before it uses the first: two registers each, and one for its scale."""

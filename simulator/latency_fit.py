@@ -22,7 +22,7 @@ WORTH_A_SECOND_LINE = 0.5
 
 
 EXACT_ENOUGH = 1e-3
-"""Root mean square of the relative errors under which one line is not improved on: times are printed with so few digits."""
+"""Root mean square of the relative errors under which one line will do: times are printed with few digits."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import torch
 from kernels.combine import combine, combine_reference
 from kernels.dispatch import dispatch
 from kernels.expert_gemm import expert_gemm, expert_gemm_reference, expert_gemm_tiles
+from kernels.expert_gemv import takes_few_rows
 from kernels.nvfp4 import Nvfp4Tensor, random_nvfp4
 from kernels.swiglu import swiglu, swiglu_reference
 from kernels.tiling import dispatch_max_tiles, expert_tile_rows
@@ -61,6 +62,16 @@ def test_rows_of_their_experts(
     expert_ids = routing(num_tokens, top_k, experts, device)
     x = random_rows(num_tokens * (1 if tokens else top_k), k, compute_dtype, device)
     check(x, expert_weight(weight_format, (experts, n, k), compute_dtype, device), expert_ids, tile_rows, tokens=tokens)
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "rows"])
+@pytest.mark.parametrize(("n", "k"), [(33, 80), (20, 256), (6, 1536)], ids=str)
+def test_few_rows_of_many_experts(n, k, tokens, device, compute_dtype):
+    """Without tensor cores: three experts have one row each, one has three, the others none."""
+    expert_ids = torch.tensor([[7, 2], [2, 11], [0, 2]], dtype=torch.int32, device=device)
+    assert takes_few_rows(expert_ids.numel(), 12)
+    x = random_rows(3 if tokens else 6, k, compute_dtype, device)
+    check(x, expert_weight("nvfp4", (12, n, k), compute_dtype, device), expert_ids, 16, tokens=tokens)
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)

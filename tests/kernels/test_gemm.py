@@ -129,13 +129,38 @@ def test_codes_of_one_token_match_the_reference_value_by_value(device, compute_d
         assert out.item() == expected[k]
 
 
+@pytest.mark.parametrize("m", [1, 4, 8], ids=lambda v: f"M{v}")
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [(9, 256), (33, 1536), (5, 6144), (3, 10240)],
+    ids=["row-pairs", "K1536", "K6144", "more-than-registers"],
+)
+def test_nvfp4_of_few_tokens(n, k, m, device, compute_dtype):
+    """Inputs of one chunk, of three, and of more than a thread loads ahead; N fills no program."""
+    weight = random_weight("nvfp4", (n, k), compute_dtype, device)
+    check(random_rows(m, k, compute_dtype, device), weight, torch.float32)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e18], ids=str)
+def test_nvfp4_of_small_and_large_activations(size, device):
+    """Codes are worked on as multiples of 2^-126: products must not fall among the subnormal numbers."""
+    weight = random_weight("nvfp4", (16, 256), torch.float32, device)
+    check(random_rows(1, 256, torch.float32, device) * size, weight, torch.float32)
+
+
+def test_nvfp4_scales_may_be_negative(device, compute_dtype):
+    weight = random_weight("nvfp4", (16, 256), compute_dtype, device)
+    weight.block_scales.view(torch.uint8)[:, ::3] |= 0x80
+    check(random_rows(2, 256, compute_dtype, device), weight, torch.float32)
+
+
 @pytest.mark.parametrize("n", [160, 256, 2048, 2624, 4096, 6144, 19360])
 @pytest.mark.parametrize("m", [1, 16, 64, 1024])
 def test_tiles_cover_every_sm_where_the_shape_allows(m, n):
     tiles = gemm_tiles(m, n, 6144, "nvfp4")
     programs = -(-m // tiles.block_m) * -(-n // tiles.block_n)
     assert programs >= 256 or tiles.block_n == 16
-    assert -(-n // gemv_tiles(n, 6144, 1).block_n) >= min(n, 512)
+    assert -(-n // gemv_tiles(n, 6144).block_n) >= min(n, 512)
 
 
 def arguments(**changes):

@@ -34,7 +34,9 @@ def random_logits(M: int, S: int, device: torch.device) -> torch.Tensor:
 # correctness
 
 
-@pytest.mark.parametrize("M, S, k", [(1, 300, 64), (3, 1000, 200), (2, 5000, 2048), (1, 9000, 17)], ids=str)
+@pytest.mark.parametrize(
+    "M, S, k", [(1, 300, 64), (3, 1000, 200), (2, 5000, 2048), (1, 8192, 2048), (1, 9000, 17)], ids=str
+)
 def test_matches_reference(M, S, k, device):
     selected, expected = select(random_logits(M, S, device), [S] * M, k)
     assert torch.equal(selected, expected)
