@@ -57,10 +57,6 @@ def gemv_tiles(n: int, k: int) -> DenseGemvTiles:
 MANY_OUTPUTS = 8192
 """Outputs from which on loads need not be ahead (lm_head)."""
 
-MAX_LOADED_VECTORS // block_n))
-    return DenseGemvTiles(block_n=block_n, block_k=block_k, num_loaded=num_loaded, num_warps=num_warps)
-
-
 MAX_LOADED_VECTORS = 12
 """16-byte loads of a thread that are under way before the first is used: four registers each."""
 
