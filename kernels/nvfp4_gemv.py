@@ -8,8 +8,9 @@ and they are loaded before `griddepcontrol.wait`, since no kernel of a step writ
 
 A 64-bit word holds one scale group: 16 codes of a row, one E4M3 scale. Two shifts and a mask put a code's sign where a
 float32 has its sign, and its three magnitude bits where a float32 has its low exponent bits and its first mantissa bit:
-that float32 is the code's value times 2^-126, subnormal codes included. Activations are multiplied by 2^63 so that
-products stay clear of float32's subnormal numbers; activations of 2^65 (4e19) and above overflow. The bits of an E4M3
+that float32 is the code's value times 2^-126, subnormal codes included. Activations are multiplied by 2^95 so that
+products stay clear of float32's subnormal numbers: exact down to activations of 2^-71 (4e-22), while activations of
+2^33 (9e9) and above overflow. The bits of an E4M3
 scale, shifted, are a float16 of the scale's value times 2^-8. EPILOGUE_SCALE brings all of it back at the end: about
 4.5 instructions a weight, and no rounding before the float32 additions.
 
@@ -35,8 +36,8 @@ MIN_PROGRAMS = 256
 MAX_LOADED_WORDS = 16
 """Words that a thread loads before it uses the first: two registers each, and one for its scale."""
 
-X_SCALE = tl.constexpr(2.0**63)
-EPILOGUE_SCALE = tl.constexpr(2.0**71)
+X_SCALE = tl.constexpr(2.0**95)
+EPILOGUE_SCALE = tl.constexpr(2.0**39)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,8 @@ def nvfp4_gemv_tiles(rows: int, k: int, m: int) -> GemvTiles:
     block_g = min(128, max(16, num_groups & -num_groups))
     num_warps = 4
     rows_abreast = 32 * num_warps // block_g
-    rows_each = 4 if m <= 2 else 2
+    # two tokens of four rows would take 243 registers
+    rows_each = 4 if m == 1 else 2
     while rows_each > 1 and -(-rows // (rows_abreast * rows_each)) < MIN_PROGRAMS:
         rows_each //= 2
     return GemvTiles(block_g=block_g, rows_abreast=rows_abreast, rows_each=rows_each, num_warps=num_warps)

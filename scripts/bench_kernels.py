@@ -1,6 +1,6 @@
 """Time the kernels of a decode step at GLM-5's shapes (one rank of eight) and compare each with what the card can do.
 
-Usage: python scripts/bench_kernels.py [--json FILE] [--peers] [--only TEXT] [--tokens 1 8]
+Usage: PYTHONPATH=. python scripts/bench_kernels.py [--json FILE] [--peers] [--only TEXT] [--tokens 1 8]
 Each kernel runs as a chain in one CUDA graph with programmatic dependent launch, over copies of its weights that add up
 to more than L2 holds. Beside it, in the same way: a kernel that only reads the same bytes, cuBLAS with BF16 weights
 (torch.mm), for the top-k torch.topk, and with --peers humming-kernels where it is installed. All are replayed in turn,
@@ -312,7 +312,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("bench_kernels.json"))
     parser.add_argument("--peers", action="store_true", help="add humming-kernels where it is installed")
     parser.add_argument("--only", default="", help="kernels whose name contains this")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8])
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("bench_kernels.py needs a CUDA GPU; torch sees none", file=sys.stderr)

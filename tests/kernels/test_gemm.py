@@ -141,7 +141,7 @@ def test_nvfp4_of_few_tokens(n, k, m, device, compute_dtype):
     check(random_rows(m, k, compute_dtype, device), weight, torch.float32)
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e18], ids=str)
+@pytest.mark.parametrize("size", [1e-19, 1.0, 1e9], ids=str)
 def test_nvfp4_of_small_and_large_activations(size, device):
     """Codes are worked on as multiples of 2^-126: products must not fall among the subnormal numbers."""
     weight = random_weight("nvfp4", (16, 256), torch.float32, device)
