@@ -11,6 +11,7 @@ permutations for Shapley value estimation", JMLR 23, 2022.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from math import comb
 
 import numpy as np
@@ -21,6 +22,8 @@ Indices = npt.NDArray[np.int64]
 
 # One pair of orders says nothing about how much pairs differ, so no interval could be given.
 _LEAST_PAIRS = 2
+# Up to so many groups every two are also left out together, for their interaction: 276 subsets at 24.
+_MOST_GROUPS_WITH_INTERACTIONS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +115,9 @@ class Design:
 def design_subsets(num_groups: int, *, max_exact_groups: int, num_permutations: int, seed: int) -> Design:
     """All subsets for up to `max_exact_groups` groups; above, those that sampled orders need.
 
-    The sampled design holds the full and the empty subset, every leave-one-out, every group alone, and what is met
-    along `num_permutations` random orders (rounded up to an even number, at least 4: each order comes with its
-    reverse).
+    The sampled design holds the full and the empty subset, every leave-one-out, every group alone, what is met along
+    `num_permutations` random orders (rounded up to an even number, at least 4: each order comes with its reverse),
+    and, for up to 24 groups, every two left out together.
     """
     if num_groups < 0:
         raise ValueError(f"num_groups must be at least 0, got {num_groups}")
@@ -129,6 +132,8 @@ def design_subsets(num_groups: int, *, max_exact_groups: int, num_permutations: 
     singles = [1 << group for group in range(num_groups)]
     masks = [full, 0, *(full ^ single for single in singles), *singles]
     masks += [mask for order in orders for mask in _prefixes(order)]
+    if num_groups <= _MOST_GROUPS_WITH_INTERACTIONS:
+        masks += [full ^ (a | b) for a, b in combinations(singles, 2)]
     return Design(num_groups=num_groups, masks=tuple(dict.fromkeys(masks)), exact=False, permutations=tuple(orders))
 
 

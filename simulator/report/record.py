@@ -33,7 +33,7 @@ class FloorCauses:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportStep:
-    """The whole step. Intervals are None where there is one round only."""
+    """The whole step. Intervals are None below 6 rounds."""
 
     median_us: float
     ci95_us: Interval | None

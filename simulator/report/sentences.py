@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from simulator.replay.base import Kind
 from simulator.report.breakdown import Unit, group_label, unit_of
-from simulator.report.record import Report
+from simulator.report.record import Interval, Report
 
 LEAST_INTERACTION = 0.01
 """Share of the step below which an interaction is not worth a line."""
@@ -43,13 +43,19 @@ def paragraphs(report: Report) -> list[str]:
 def _step_line(report: Report) -> Iterable[str]:
     step, unit = report.step, unit_of(report)
     sequences = report.deployment["batch"]
-    if step.ci95_us is not None:
-        low, high = (unit.number(end) for end in step.ci95_us)
-        interval = f"95% interval {low} to {high} {unit.name}, 95th percentile {unit.text(step.p95_us)}"
-        yield f"Step ({report.mode.value}): median of {step.replays:,} replays, {interval}."
+    if step.ci95_us is not None or step.replays > 1:
+        spread = f"{_interval(step.ci95_us, unit)}, 95th percentile {unit.text(step.p95_us)}"
+        yield f"Step ({report.mode.value}): median of {step.replays:,} replays, {spread}."
     if sequences > 1:
         each = _tokens(step.tok_s / sequences)
         yield f"Speed ({report.mode.value}): {_tokens(step.tok_s)} in all, {each} a sequence."
+
+
+def _interval(interval: Interval | None, unit: Unit) -> str:
+    if interval is None:
+        return "too few for an interval"
+    low, high = (unit.number(end) for end in interval)
+    return f"95% interval {low} to {high} {unit.name}"
 
 
 def _ceiling_line(report: Report) -> str:

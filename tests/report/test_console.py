@@ -120,6 +120,13 @@ def test_verdicts_and_fused_operations_are_told():
     assert "experts (swiglu, down)" in text
 
 
+def test_a_step_of_few_replays_says_that_it_has_no_interval():
+    report = make_report()
+    step = dataclasses.replace(report.step, ci95_us=None, replays=3)
+    text = printed(dataclasses.replace(report, step=step), 200)
+    assert "Step (measured): median of 3 replays, too few for an interval, 95th percentile 20.004 ms." in text
+
+
 def test_a_batch_tells_speed_in_all_and_for_each_sequence():
     text = printed(make_report(deployment={"tp": 8, "batch": 4, "context": 4096}))
     assert "51.0 tok/s in all, 12.7 tok/s a sequence" in text
