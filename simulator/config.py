@@ -7,7 +7,8 @@ then collects every impossible combination before any memory is allocated or fil
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import FrozenInstanceError, asdict, dataclass, field
+from dataclasses import MISSING as MISSING_DEFAULT
+from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from math import isfinite
@@ -22,7 +23,8 @@ from simulator.errors import BadInputError, Problem
 from simulator.hardware import Hardware
 from simulator.imports.model_config import read_model_config
 from simulator.imports.quant_config import read_recipe
-from simulator.model import Attention, ModelSpec
+from simulator.model import ModelSpec
+from simulator.model_problems import model_problems
 from simulator.recipe import Recipe
 from simulator.routing import Distribution, Routing
 from simulator.schema import dotted_keys, writable_schema
@@ -162,10 +164,11 @@ def from_hydra(composed: DictConfig, overrides: Sequence[str] = ()) -> tuple[Sim
     Raises:
         BadInputError: an override added a field that the schema does not have, or a file cannot be read.
     """
-    if OmegaConf.is_missing(composed.model, "name") and composed.model.path is None:
+    path = None if OmegaConf.is_missing(composed.model, "path") else composed.model.path
+    if not path and (path == "" or OmegaConf.is_missing(composed.model, "name")):
         must = "must name the config.json of a model, or the directory that holds it"
         raise BadInputError(Problem(key="model.path", value="", must=must))
-    notes = _read_checkpoint(composed, overrides) if composed.model.path is not None else []
+    notes = _read_checkpoint(composed, overrides) if path else []
     try:
         config = OmegaConf.to_object(composed)
     except FrozenInstanceError as error:
@@ -179,17 +182,40 @@ def from_hydra(composed: DictConfig, overrides: Sequence[str] = ()) -> tuple[Sim
 
 
 def _read_checkpoint(composed: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Put the model, and the recipe unless another is named, that a checkpoint describes into `composed`."""
+    """Put the model, and the recipe unless another is named, that a checkpoint describes into `composed`.
+
+    Raises:
+        BadInputError: another model was chosen too, or the checkpoint cannot be read.
+    """
     path = Path(composed.model.path)
+    given = _given(composed.model, ModelConfig, "model", overrides)
+    if all(entry.name in given for entry in fields(ModelSpec) if entry.default is MISSING_DEFAULT):
+        must = "names a whole model; so does model=...: leave one of them out, or give model=from_hf"
+        raise BadInputError(Problem(key="model.path", value=path, must=must))
     spec, notes = read_model_config(path)
-    given = OmegaConf.from_dotlist([text for text in overrides if text.startswith("model.")])
-    read = OmegaConf.create(asdict(spec))
-    composed.model = OmegaConf.merge(writable_schema(ModelConfig), read, given.get("model", {}))
+    composed.model = OmegaConf.merge(writable_schema(ModelConfig), asdict(spec), given)
     if composed.recipe.name == FROM_CHECKPOINT:
+        problems = model_problems(spec)
+        if problems:
+            raise BadInputError(*problems)
+        given = _given(composed.recipe, Recipe, "recipe", overrides)
         recipe, more = read_recipe(path, spec)
-        composed.recipe = OmegaConf.merge(writable_schema(Recipe), asdict(recipe))
+        composed.recipe = OmegaConf.merge(writable_schema(Recipe), asdict(recipe), given)
         notes += more
     return notes
+
+
+def _given(node: DictConfig, schema: type, group: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Values that somebody gave: those that differ from the schema's own, and those that an override names."""
+    named = {text.lstrip("+").partition("=")[0] for text in overrides}
+    own = {entry.name: entry.default for entry in fields(schema)}
+    given = {}
+    for name in map(str, node):
+        if not OmegaConf.is_missing(node, name):
+            value = node[name]
+            if value != own.get(name, MISSING_DEFAULT) or f"{group}.{name}" in named:
+                given[name] = value
+    return given
 
 
 def validate(config: SimulatorConfig) -> None:
@@ -200,12 +226,9 @@ def validate(config: SimulatorConfig) -> None:
     """
     problems = _not_finite(asdict(config), "")
     if not problems:
-        problems = [
-            *_model_problems(config),
-            *_deployment_problems(config),
-            *hardware_problems(config.hardware),
-            *_measurement_problems(config),
-        ]
+        # whether a deployment fits can be asked of a possible model alone
+        problems = model_problems(config.model) or _deployment_problems(config)
+        problems += [*hardware_problems(config.hardware), *_measurement_problems(config)]
     if problems:
         raise BadInputError(*problems)
 
@@ -245,60 +268,6 @@ def hardware_problems(hardware: Hardware) -> list[Problem]:
     wire = hardware.interconnect
     problems += _at_least("hardware.interconnect.latency_us", wire.latency_us or 0.0, 0)
     return problems + _above_zero("hardware.interconnect.bandwidth_gbps", wire.bandwidth_gbps)
-
-
-def _model_problems(config: SimulatorConfig) -> list[Problem]:
-    model = config.model
-    positive = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "num_attention_heads")
-    mla = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    gqa = ("num_key_value_heads", "head_dim")
-    needed = positive + (mla if model.attention is Attention.mla else gqa)
-    if model.has_indexer:
-        needed += ("index_topk_freq", "index_n_heads", "index_head_dim")
-    problems = [p for name in needed for p in _at_least(f"model.{name}", getattr(model, name), 1)]
-    problems += _above_zero("model.rope_theta", model.rope_theta) + _at_least(
-        "model.rms_norm_eps", model.rms_norm_eps, 0
-    )
-    problems += _above_zero("model.rope_scaling_factor", model.rope_scaling_factor)
-    if problems:
-        return problems
-    if model.rotary_dim < 2 or model.rotary_dim % 2:
-        key = "model.qk_rope_head_dim" if model.attention is Attention.mla else "model.partial_rotary_factor"
-        problems.append(Problem(key=key, value=model.rotary_dim, must="must give an even number of rotating dims"))
-    if model.attention is Attention.gqa and model.num_attention_heads % model.num_key_value_heads:
-        problems.append(
-            Problem(
-                key="model.num_key_value_heads",
-                value=model.num_key_value_heads,
-                must=f"must divide num_attention_heads={model.num_attention_heads}",
-            )
-        )
-    if model.has_indexer and not model.has_full_indexer(0):
-        must = "leaves layer 0 without an indexer, and no earlier layer whose choice it could use"
-        problems.append(Problem(key="model.index_skip_topk_offset", value=model.index_skip_topk_offset, must=must))
-    if model.n_routed_experts and not 1 <= model.num_experts_per_tok <= model.n_routed_experts:
-        problems.append(
-            Problem(
-                key="model.num_experts_per_tok",
-                value=model.num_experts_per_tok,
-                must=f"must be between 1 and n_routed_experts={model.n_routed_experts}",
-            )
-        )
-    if not 0 <= model.first_k_dense_replace <= model.num_hidden_layers:
-        problems.append(
-            Problem(
-                key="model.first_k_dense_replace",
-                value=model.first_k_dense_replace,
-                must=f"must be between 0 and num_hidden_layers={model.num_hidden_layers}",
-            )
-        )
-    if model.n_group > 1 and model.n_routed_experts % model.n_group:
-        problems.append(
-            Problem(
-                key="model.n_group", value=model.n_group, must=f"must divide n_routed_experts={model.n_routed_experts}"
-            )
-        )
-    return problems
 
 
 def _deployment_problems(config: SimulatorConfig) -> list[Problem]:

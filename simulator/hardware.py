@@ -61,8 +61,10 @@ class Hardware:
     """The same with programmatic dependent launch."""
     interconnect: Interconnect = field(default_factory=Interconnect)
 
-    def wire(self, latency_us: float | None) -> Interconnect:
-        """The interconnect, with another latency where the user gives one."""
+    def wire(self, latency_us: float | None, *, num_ranks: int) -> Interconnect:
+        """The interconnect, with another latency where the user gives one; a rank without peers sends nothing."""
+        if num_ranks == 1:
+            return Interconnect(name="one rank", latency_us=0.0)
         if latency_us is None:
             return self.interconnect
         return replace(self.interconnect, latency_us=latency_us, segments=[])

@@ -23,16 +23,20 @@ class ModelledCollectives:
 
     wire: Interconnect
     launch_us: float
+    num_ranks: int = 8
     rank: int = 0
     pdl: bool = False
 
     @property
     def note(self) -> str:
         """Says that nothing is sent."""
+        if self.num_ranks == 1:
+            return "tp 1: collectives are copies"
+        like = self.wire.name or "the interconnect"
+        latency_us = self.wire.all_reduce_us(0)
         return (
-            f"collectives are modelled: each waits {self.wire.latency_us:.2f} us plus its bytes over "
-            f"{self.wire.name or 'the interconnect'} by the GPU's timer; no other rank takes part, and the sums are "
-            "this rank's share alone"
+            f"collectives are modelled: each waits as {like} would, {latency_us:.2f} us plus its bytes, by the GPU's "
+            "timer; no other rank takes part, and the sums are this rank's share alone"
         )
 
     def wait_ns(self, payload_bytes: int) -> int:

@@ -1,116 +1,35 @@
 """A Hugging Face `config.json` as a ModelSpec: the only place where its field names are translated. No torch.
 
-Every model type has its own small table: which fields it must have, which have a default in its published
-implementation, and which must hold a certain value because the step knows no other. Whatever is left over and could
-matter is named in a note.
+Every model type has its own small table (`families.py`): which fields it must have, which have a default in its
+published implementation, and which must hold a certain value because the step knows no other. Whatever is left over and
+could matter is named in a note.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from simulator.errors import BadInputError
+from simulator.imports.families import ALIASES, ELSEWHERE, FAMILIES, NO_MATTER, ONLY, REAL, WHOLE, Family
 from simulator.imports.json_file import Json, read_json_object, real_number, truth, whole_number
-from simulator.model import Attention, ModelSpec, Scoring
+from simulator.imports.rope_config import rope_fields
+from simulator.model import ModelSpec, Scoring
 
-ALIASES = {
-    "num_local_experts": "n_routed_experts",
-    "num_experts": "n_routed_experts",
-    "moe_topk": "num_experts_per_tok",
-}
-"""Other names of a field, and the name used here."""
+PATTERN_LETTERS = {"full": "F", "shared": "S", "F": "F", "S": "S"}
+"""How files say that a layer has an indexer of its own, or uses the choice of an earlier one."""
 
-WHOLE = (
-    "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-    "v_head_dim", "index_topk", "index_n_heads", "index_head_dim", "index_topk_freq", "index_skip_topk_offset",
-    "intermediate_size", "first_k_dense_replace", "n_routed_experts", "num_experts_per_tok", "n_shared_experts",
-    "moe_intermediate_size", "n_group", "topk_group",
-)  # fmt: skip
-REAL = ("rms_norm_eps", "rope_theta", "partial_rotary_factor", "routed_scaling_factor")
-TRUTH = ("rope_interleave", "indexer_rope_interleave", "attention_bias", "use_qk_norm", "norm_topk_prob")
-
-COMMON = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "intermediate_size",
-          "num_experts_per_tok", "moe_intermediate_size", "n_routed_experts", "max_position_embeddings")  # fmt: skip
-MLA = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-INDEXER = ("index_topk", "index_n_heads", "index_head_dim")
-
-SILENT = {
-    "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "initializer_range", "use_cache",
-    "bos_token_id", "eos_token_id", "pad_token_id", "attention_dropout", "aux_loss_alpha", "seq_aux", "ep_size",
-    "pretraining_tp", "auto_map", "_name_or_path", "quantization_config", "rope_scaling", "rope_parameters",
-    "router_aux_loss_coef", "output_router_logits", "num_nextn_predict_layers", "tie_word_embeddings", "scoring_func",
-    "topk_method", "hidden_act", "moe_layer_freq", "index_topk_pattern", "use_sliding_window", "sliding_window",
-    "decoder_sparse_step", "mlp_only_layers", "max_window_layers",
-}  # fmt: skip
-"""Fields that are read elsewhere below, or that change nothing in a decode step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """What one model type asks for."""
-
-    attention: Attention
-    required: tuple[str, ...]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of fields that may be absent, as the published implementation has them."""
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Properties of the family that no field of its config.json states."""
-
-
-DEEPSEEK_ROUTER = {"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
-FAMILIES = {
-    "glm_moe_dsa": Family(
-        attention=Attention.mla,
-        required=(*COMMON, *MLA, *INDEXER, "n_shared_experts", "first_k_dense_replace"),
-        defaults={
-            "rms_norm_eps": 1e-5, "rope_theta": 1e6, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
-            "routed_scaling_factor": 2.5, "indexer_rope_interleave": True, "rope_interleave": True,
-            "index_topk_freq": 1, "index_skip_topk_offset": 0,
-        },
-        fixed={"scoring_func": Scoring.sigmoid},
-    ),
-    "deepseek_v3": Family(
-        attention=Attention.mla,
-        required=(*COMMON, *MLA, "n_shared_experts", "first_k_dense_replace"),
-        defaults={"rms_norm_eps": 1e-6, "rope_theta": 1e4, "rope_interleave": True, **DEEPSEEK_ROUTER},
-        fixed={"scoring_func": Scoring.sigmoid},
-    ),
-    "glm4_moe": Family(
-        attention=Attention.gqa,
-        required=(*COMMON, "num_key_value_heads", "head_dim", "n_shared_experts", "first_k_dense_replace"),
-        defaults={
-            "rms_norm_eps": 1e-5, "rope_theta": 1e4, "partial_rotary_factor": 0.5, "attention_bias": False,
-            "use_qk_norm": False, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-        },
-        fixed={"scoring_func": Scoring.sigmoid, "rope_interleave": False},
-    ),
-    "qwen3_moe": Family(
-        attention=Attention.gqa,
-        required=(*COMMON, "num_key_value_heads", "head_dim"),
-        defaults={"rms_norm_eps": 1e-6, "rope_theta": 1e4, "attention_bias": False, "norm_topk_prob": False},
-        fixed={"scoring_func": Scoring.softmax, "use_qk_norm": True, "rope_interleave": False},
-    ),
-}  # fmt: skip
-FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
-FAMILIES["deepseek_v32"] = Family(
-    attention=Attention.mla,
-    required=(*FAMILIES["deepseek_v3"].required, *INDEXER),
-    defaults=FAMILIES["deepseek_v3"].defaults,
-    fixed={"scoring_func": Scoring.sigmoid, "indexer_rope_interleave": False},
-)
-
-ONLY = {
-    "hidden_act": ("silu",), "moe_layer_freq": (1,), "use_sliding_window": (False, None), "decoder_sparse_step": (1,),
-    "mlp_only_layers": ([], None), "topk_method": ("noaux_tc", None),
-}  # fmt: skip
-"""Values of fields that the step knows; any other would be another model."""
+SPARSE_ATTENTION = {"indexed_attention", "deepseek_sparse_attention"}
+FULL_ATTENTION = {"full_attention"}
 
 
 def config_file(path: Path) -> Path:
     """The config.json meant by a file or a directory."""
     return path / "config.json" if path.is_dir() else path
+
+
+def language_model(values: Json) -> Json:
+    """The language model's part of a multimodal configuration; of any other configuration, all of it."""
+    inner = values.get("text_config")
+    return inner if isinstance(inner, dict) and values.get("model_type") not in list(FAMILIES) else values
 
 
 def read_model_config(path: Path) -> tuple[ModelSpec, list[str]]:
@@ -120,66 +39,64 @@ def read_model_config(path: Path) -> tuple[ModelSpec, list[str]]:
         BadInputError: something is missing, of the wrong type, or not known to the step; the message names it.
     """
     path = config_file(path)
-    values = _unwrapped(read_json_object(path))
+    values = language_model(read_json_object(path))
     model_type = values.get("model_type")
-    if model_type not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise BadInputError(f"{path}: model_type={model_type!r} is not known; known are {known}")
-    family, notes = FAMILIES[model_type], []
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise BadInputError(f"{path}: model_type={model_type!r} is not known; known are {', '.join(FAMILIES)}")
+    family = FAMILIES[model_type]
     values = _renamed(values, path)
-    _check_only(values, path)
+    _check_only(values, family, path)
     missing = [name for name in family.required if values.get(name) is None]
     if missing:
-        raise BadInputError(
-            f"{path}: {', '.join(missing)} missing; a {model_type} model needs {'it' if len(missing) == 1 else 'them'}"
-        )
-    rope = _rope(values, path)
-    absent = {name: value for name, value in family.defaults.items() if name not in values and name not in rope}
+        them = "it" if len(missing) == 1 else "them"
+        raise BadInputError(f"{path}: {', '.join(missing)} missing; a {model_type} model needs {them}")
+    rope, notes = rope_fields(values, path)
+    absent = {name: value for name, value in family.defaults.items() if values.get(name) is None and name not in rope}
     if absent:
         listed = ", ".join(f"{name}={value}" for name, value in absent.items())
         notes.append(f"{path.name} does not say {listed}: the published implementation's values are used")
-    fields = {**_typed(values, path), **rope, **absent, **family.fixed}
-    if "scoring_func" in values:
+    fields = {**_typed(values, family, path), **rope, **absent, **family.fixed}
+    if values.get("scoring_func") is not None:
         fields["scoring_func"] = _scoring(values["scoring_func"], path)
-    fields |= _index_pattern(values, fields["num_hidden_layers"], path)
-    notes += _leftovers(values)
-    if family.required and "index_topk" in family.required and fields["index_topk"] < 1:
-        raise BadInputError(f"{path}: index_topk={fields['index_topk']} must be at least 1 in a {model_type} model")
+    for counted in ("n_routed_experts", "index_topk"):
+        if fields.get(counted, 1) < 1:
+            raise BadInputError(f"{path}: {counted}={fields[counted]} must be at least 1 in a {model_type} model")
+    if "index_topk" in fields:
+        pattern, more = _index_pattern(values, fields, path)
+        fields["index_topk_pattern"] = pattern
+        notes += more
+    _check_layers(values, fields, path)
     name = path.resolve().parent.name if path.stem == "config" else path.stem
-    return ModelSpec(name=name or model_type, attention=family.attention, **fields), notes
-
-
-def _unwrapped(values: Json) -> Json:
-    """The language model's part of a multimodal configuration."""
-    inner = values.get("text_config")
-    if isinstance(inner, dict) and values.get("model_type") not in FAMILIES:
-        return {**{name: values[name] for name in ("quantization_config",) if name in values}, **inner}
-    return values
+    spec = ModelSpec(name=name or model_type, attention=family.attention, **fields)
+    return spec, notes + _leftovers(values, family)
 
 
 def _renamed(values: Json, path: Path) -> dict[str, Any]:
     renamed = dict(values)
     for alias, name in ALIASES.items():
-        if alias not in renamed:
+        value = renamed.pop(alias, None)
+        if value is None:
             continue
-        value = renamed.pop(alias)
-        if renamed.setdefault(name, value) != value:
+        if renamed.get(name) is None:
+            renamed[name] = value
+        if renamed[name] != value:
             raise BadInputError(f"{path}: {alias}={value} and {name}={renamed[name]} contradict each other")
     return renamed
 
 
-def _check_only(values: Json, path: Path) -> None:
-    for name, known in ONLY.items():
+def _check_only(values: Json, family: Family, path: Path) -> None:
+    for name, known in {**ONLY, **family.only}.items():
         if name in values and values[name] not in known:
             raise BadInputError(f"{path}: {name}={values[name]!r} is not known to the step; known: {known[0]!r}")
 
 
-def _typed(values: Json, path: Path) -> dict[str, Any]:
+def _typed(values: Json, family: Family, path: Path) -> dict[str, Any]:
+    """The fields that the family has, each of its type."""
     fields: dict[str, Any] = {}
-    for names, read in ((WHOLE, whole_number), (REAL, real_number), (TRUTH, truth)):
-        for name in names:
-            if values.get(name) is not None:
-                fields[name] = read(values, name, path)
+    for name in (*family.required, *family.defaults):
+        if values.get(name) is not None:
+            read = whole_number if name in WHOLE else real_number if name in REAL else truth
+            fields[name] = read(values, name, path)
     return fields
 
 
@@ -187,49 +104,74 @@ def _scoring(value: object, path: Path) -> Scoring:
     if value not in [scoring.value for scoring in Scoring]:
         known = " or ".join(scoring.value for scoring in Scoring)
         raise BadInputError(f"{path}: scoring_func={value!r} must be {known}")
-    return Scoring(value)
+    return Scoring(str(value))
 
 
-def _rope(values: Json, path: Path) -> dict[str, float | int]:
-    """Rotary fields from `rope_parameters` (newer files) or `rope_theta` and `rope_scaling` (older ones)."""
-    nested = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(nested, dict):
-        raise BadInputError(f"{path}: rope_scaling={nested!r} must be an object")
-    kind = nested.get("rope_type", nested.get("type", "default"))
-    if kind not in ("default", "yarn"):
-        raise BadInputError(f"{path}: rope type {kind!r} is not known; known are default and yarn")
-    fields: dict[str, float | int] = {}
-    for name in ("rope_theta", "partial_rotary_factor"):
-        if name in nested:
-            fields[name] = real_number(nested, name, path)
-    if kind == "yarn":
-        missing = [name for name in ("factor", "original_max_position_embeddings") if name not in nested]
-        if missing:
-            raise BadInputError(f"{path}: rope_scaling of type yarn lacks {', '.join(missing)}")
-        fields["rope_scaling_factor"] = real_number(nested, "factor", path)
-        fields["rope_original_max_position"] = whole_number(nested, "original_max_position_embeddings", path)
-        for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
-            if name in nested:
-                fields[f"rope_{name}"] = real_number(nested, name, path)
-    return fields
+def _index_pattern(values: Json, fields: Json, path: Path) -> tuple[str, list[str]]:
+    """Which layers have an indexer, where a file says it layer by layer; empty where frequency and offset say it.
+
+    As in transformers, `indexer_types` decides before `index_topk_pattern`, and that before frequency and offset.
+    """
+    said = {}
+    for name in ("indexer_types", "index_topk_pattern"):
+        if values.get(name) is not None:
+            said[name] = _letters(values[name], name, fields["num_hidden_layers"], path)
+    if not said:
+        return "", []
+    if len(set(said.values())) > 1:
+        raise BadInputError(f"{path}: indexer_types and index_topk_pattern contradict each other")
+    (name, pattern), *_ = said.items()
+    frequency, offset = fields.get("index_topk_freq", 1), fields.get("index_skip_topk_offset", 0)
+    followed = "".join(
+        "F" if frequency >= 1 and max(layer - offset + 1, 0) % frequency == 0 else "S" for layer in range(len(pattern))
+    )
+    if pattern == followed:
+        return "", []
+    if values.get("index_topk_freq") is None:
+        return pattern, []
+    return pattern, [f"{name} and index_topk_freq={frequency} name other layers: {name} is used, as in transformers"]
 
 
-def _index_pattern(values: Json, num_layers: int, path: Path) -> dict[str, str]:
-    """GLM-5.2's explicit form of shared indices: one letter a layer, F(ull) or S(hared)."""
-    pattern = values.get("index_topk_pattern")
-    if pattern is None:
-        return {}
-    if not isinstance(pattern, str) or set(pattern) - {"F", "S"}:
-        raise BadInputError(f"{path}: index_topk_pattern={pattern!r} must be text of the letters F and S")
-    if len(pattern) != num_layers:
-        wanted = f"must have one letter for each of num_hidden_layers={num_layers}"
-        raise BadInputError(f"{path}: index_topk_pattern has {len(pattern)} letters; it {wanted}")
+def _letters(value: object, name: str, num_layers: int, path: Path) -> str:
+    """One letter a layer: F(ull) or S(hared)."""
+    entries = list(value) if isinstance(value, str | list) else []
+    if not entries or any(not isinstance(entry, str) or entry not in PATTERN_LETTERS for entry in entries):
+        raise BadInputError(f"{path}: {name} must be the letters F (full) and S (shared), or a list of full and shared")
+    if len(entries) != num_layers:
+        what = "letters" if isinstance(value, str) else "entries"
+        wanted = f"must have one for each of num_hidden_layers={num_layers}"
+        raise BadInputError(f"{path}: {name} has {len(entries)} {what}; it {wanted}")
+    pattern = "".join(PATTERN_LETTERS[entry] for entry in entries)
     if not pattern.startswith("F"):
-        raise BadInputError(f"{path}: index_topk_pattern must begin with F: layer 0 has no earlier choice to share")
-    return {"index_topk_pattern": pattern}
+        raise BadInputError(f"{path}: {name} must begin with F: layer 0 has no earlier choice to share")
+    return pattern
 
 
-def _leftovers(values: Json) -> list[str]:
+def _check_layers(values: Json, fields: Json, path: Path) -> None:
+    """What newer files say layer by layer, or sum up, must be what the other fields say."""
+    num_layers, num_dense = fields["num_hidden_layers"], fields.get("first_k_dense_replace", 0)
+    kinds = values.get("mlp_layer_types")
+    if kinds is not None and not _is_dense_then_sparse(kinds, num_layers, num_dense):
+        must = f"must be dense in the first {num_dense} layers and sparse in the other {num_layers - num_dense}"
+        raise BadInputError(f"{path}: mlp_layer_types {must}: the step knows no other order")
+    kinds = values.get("layer_types")
+    known = SPARSE_ATTENTION if "index_topk" in fields else FULL_ATTENTION
+    if kinds is not None and (not isinstance(kinds, list) or any(kind not in known for kind in map(str, kinds))):
+        raise BadInputError(f"{path}: layer_types must be {' or '.join(sorted(known))} in every layer")
+    width = values.get("qk_head_dim")
+    if width is not None and "qk_nope_head_dim" in fields:
+        parts = fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"]
+        if width != parts:
+            raise BadInputError(f"{path}: qk_head_dim={width!r} must be qk_nope_head_dim + qk_rope_head_dim = {parts}")
+
+
+def _is_dense_then_sparse(kinds: object, num_layers: int, num_dense: int) -> bool:
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        return False
+    return all(kind == ("dense" if layer < num_dense else "sparse") for layer, kind in enumerate(kinds))
+
+
+def _leftovers(values: Json, family: Family) -> list[str]:
     """Notes on what is in the file and not in the step."""
     notes = []
     if values.get("num_nextn_predict_layers"):
@@ -237,8 +179,11 @@ def _leftovers(values: Json) -> list[str]:
         notes.append(f"num_nextn_predict_layers={count}: multi-token-prediction layers are not part of the step")
     if values.get("tie_word_embeddings"):
         notes.append("tie_word_embeddings=true: memory counts the embedding and the vocabulary projection separately")
-    known = {*WHOLE, *REAL, *TRUTH, *SILENT}
-    unknown = sorted(name for name in values if name not in known)
+    if values.get("moe_router_dtype") is not None:
+        dtype = values["moe_router_dtype"]
+        notes.append(f"moe_router_dtype={dtype}: the router's weights are held as the recipe says, its logits in FP32")
+    known = {*family.required, *family.defaults, *family.only, *family.no_matter, *ONLY, *ELSEWHERE, *NO_MATTER}
+    unknown = sorted(name for name in values if name not in known and values[name] is not None)
     if unknown:
         notes.append(f"not understood in the model's config.json, and left out: {', '.join(unknown)}")
     return notes

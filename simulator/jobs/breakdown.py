@@ -54,7 +54,7 @@ def run_breakdown(config: SimulatorConfig, directory: Path, import_notes: Sequen
         config=config,
         step=step,
         hardware=hardware,
-        wire=hardware.wire(config.comm.latency_us),
+        wire=hardware.wire(config.comm.latency_us, num_ranks=config.deployment.tp),
         groups=groups,
         attribution=attribute(design, samples, seed=config.deployment.seed),
         kind=replayer.kind,

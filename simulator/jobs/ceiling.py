@@ -17,7 +17,7 @@ from simulator.report.assemble import byte_table
 from simulator.report.record import ReportBytes
 from simulator.report.write import json_text, write_files
 from simulator.step.build import build_step
-from simulator.step.program import DecodeStep
+from simulator.step.program import DecodeStep, total_cost
 
 CEILING_NAME = "ceiling.json"
 
@@ -35,15 +35,24 @@ class Ceiling:
     tok_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class TotalBytes:
+    """What one rank holds, and what one step reads and writes."""
+
+    weights: int
+    buffers: int
+    """Caches, activations and workspaces."""
+    moved_per_step: int
+
+
 def run_ceiling(config: SimulatorConfig, directory: Path, import_notes: Sequence[str] = ()) -> None:
     """Print parameters, bytes by module and ceilings; write them to `directory`/ceiling.json. All predicted."""
     hardware, hardware_note = resolve_hardware(config.hardware, None)
     step = build_step(config.model, config.recipe, config.deployment, config.routing)
-    floor = step_floor(
-        step.ops, hardware, pdl=config.kernels.programmatic_launch, wire=hardware.wire(config.comm.latency_us)
-    )
+    wire = hardware.wire(config.comm.latency_us, num_ranks=config.deployment.tp)
+    floor = step_floor(step.ops, hardware, pdl=config.kernels.programmatic_launch, wire=wire)
     ceilings = _ceilings(step, bandwidth_ceiling_us(step.ops, hardware), floor)
-    parameters, table = count_parameters(config.model), byte_table(step)
+    parameters, table, totals = count_parameters(config.model), byte_table(step), _totals(step)
     notes = [note for note in (*import_notes, hardware_note, *step.notes) if note]
     content = json_text(
         {
@@ -55,6 +64,7 @@ def run_ceiling(config: SimulatorConfig, directory: Path, import_notes: Sequence
             "hardware": asdict(hardware),
             "parameters": asdict(parameters),
             "byte_table": [asdict(row) for row in table],
+            "total_bytes": asdict(totals),
             "ceilings": [asdict(ceiling) for ceiling in ceilings],
             "notes": notes,
         }
@@ -63,10 +73,10 @@ def run_ceiling(config: SimulatorConfig, directory: Path, import_notes: Sequence
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPED_WIDTH)
-    _print(console, config, parameters, table, ceilings)
+    _print(console, config, parameters, _byte_view(table, totals), _ceiling_view(ceilings))
     for note in notes:
-        console.print(f"note: {note}", highlight=False)
-    console.print(f"written to {directory / CEILING_NAME}", soft_wrap=True, highlight=False)
+        console.print(f"note: {note}", highlight=False, markup=False)
+    console.print(f"written to {directory / CEILING_NAME}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _ceilings(step: DecodeStep, bytes_us: float, floor: Floor) -> list[Ceiling]:
@@ -84,37 +94,42 @@ def _ceilings(step: DecodeStep, bytes_us: float, floor: Floor) -> list[Ceiling]:
     ]
 
 
-def _print(
-    console: Console,
-    config: SimulatorConfig,
-    parameters: Parameters,
-    table: Sequence[ReportBytes],
-    ceilings: Sequence[Ceiling],
-) -> None:
+def _totals(step: DecodeStep) -> TotalBytes:
+    """Bytes of everything, not of weights alone."""
+    moved = total_cost(step.ops)
+    return TotalBytes(
+        weights=step.weight_bytes, buffers=step.buffer_bytes, moved_per_step=moved.bytes_read + moved.bytes_written
+    )
+
+
+def _print(console: Console, config: SimulatorConfig, parameters: Parameters, *views: Table) -> None:
     deployment = config.deployment
     console.print(
         f"{config.model.name}: {parameters.total / 1e9:,.2f} billion parameters, {parameters.active / 1e9:,.2f} active "
         f"for a token; recipe {config.recipe.name}, TP={deployment.tp}, batch {deployment.num_sequences}, "
         f"context {deployment.max_context:,}",
         highlight=False,
+        markup=False,
     )
-    console.print(_byte_view(table))
-    console.print(_ceiling_view(ceilings))
+    for view in views:
+        console.print(view)
 
 
-def _byte_view(table: Sequence[ReportBytes]) -> Table:
-    view = Table(title="Weights of one rank, all layers (predicted)", box=box.SIMPLE_HEAD, title_justify="left")
+def _byte_view(table: Sequence[ReportBytes], totals: TotalBytes) -> Table:
+    view = Table(title="Memory of one rank, all layers (predicted)", box=box.SIMPLE_HEAD, title_justify="left")
     for name in ("component", "module", "format", "held by"):
         view.add_column(name, no_wrap=True)
-    for name in ("resident GB", "read GB a step"):
+    for name in ("resident GB", "moved GB a step"):
         view.add_column(name, justify="right")
     for row in table:
         held = "every rank" if row.replicated else "its share"
         cells = (row.component, row.module, row.weight_format, held, _gb(row.bytes), _gb(row.bytes_read_per_step))
         view.add_row(*cells)
+    read = sum(row.bytes_read_per_step for row in table)
+    rest = totals.weights - sum(row.bytes for row in table) + totals.buffers
+    view.add_row("", "caches, activations, norms", "", "", _gb(rest), _gb(totals.moved_per_step - read))
     view.add_section()
-    resident, read = (sum(getattr(row, name) for row in table) for name in ("bytes", "bytes_read_per_step"))
-    view.add_row("all", "", "", "", _gb(resident), _gb(read))
+    view.add_row("all", "", "", "", _gb(totals.weights + totals.buffers), _gb(totals.moved_per_step))
     return view
 
 

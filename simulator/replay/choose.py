@@ -46,7 +46,10 @@ def make_replayer(
     replay: Replay, config: SimulatorConfig, step: DecodeStep, hardware: Hardware, gpu: Gpu | None, advance: Advance
 ) -> Replayer:
     """Everything that must happen before the first measurement: memory, launches, capture."""
-    pdl, wire = config.kernels.programmatic_launch, hardware.wire(config.comm.latency_us)
+    pdl, wire = (
+        config.kernels.programmatic_launch,
+        hardware.wire(config.comm.latency_us, num_ranks=config.deployment.tp),
+    )
     if replay is Replay.predicted:
         return PredictedReplayer(ops=step.ops, hardware=hardware, pdl=pdl, wire=wire)
     if replay is Replay.cpu:
@@ -67,7 +70,9 @@ def _graph_replayer(
     proof = check_nvfp4(device, pdl=pdl)
     advance("allocate weights", 0, 0)
     memory = allocate(step, device, seed=config.deployment.seed)
-    collectives = ModelledCollectives(wire=wire, launch_us=delay_launch_us(device, step, pdl=pdl), pdl=pdl)
+    collectives = ModelledCollectives(
+        wire=wire, launch_us=delay_launch_us(device, step, pdl=pdl), num_ranks=config.deployment.tp, pdl=pdl
+    )
     launches = bind_triton(step, memory, collectives, pdl=pdl)
     for done, (op, launch) in enumerate(zip(step.ops, launches, strict=True)):
         try:

@@ -1,12 +1,18 @@
 """Scaled-down Hugging Face models with random weights, and the ModelSpec that our reader makes of their config.json."""
 
+import dataclasses
+
 import torch
 
 from simulator.imports.model_config import read_model_config
 
+TRANSFORMERS_LATENT_EPS = 1e-6
+"""transformers builds the latents' norms with its default; engines give them rms_norm_eps (FACTS of the model)."""
+
+# an eps so large that a norm with another one is seen at once
 SMALL = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 3,
-    "num_attention_heads": 8, "num_experts_per_tok": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "num_attention_heads": 8, "num_experts_per_tok": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-3,
     "tie_word_embeddings": False, "attn_implementation": "eager",
 }  # fmt: skip
 LATENT = {
@@ -26,6 +32,11 @@ def configurations(transformers):
     # 16 index heads: with few, positions often score exactly zero (every head cut off by ReLU), and ties have no order
     glm = {**SMALL, **LATENT, "index_topk": 12, "index_head_dim": 32, "index_n_heads": 16}
     shared = {**glm, "num_hidden_layers": 4, "index_topk_freq": 2, "index_skip_topk_offset": 1}
+    glm4 = {
+        **SMALL, **GROUPED, "n_shared_experts": 1, "n_routed_experts": 8, "first_k_dense_replace": 1,
+        "attention_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
+    }  # fmt: skip
     return {
         "glm_moe_dsa": (transformers.GlmMoeDsaConfig(**glm), transformers.GlmMoeDsaForCausalLM),
         "glm_moe_dsa-shared": (
@@ -37,14 +48,12 @@ def configurations(transformers):
             transformers.DeepseekV3Config(**SMALL, **LATENT, rope_parameters=YARN),
             transformers.DeepseekV3ForCausalLM,
         ),
-        "glm4_moe": (
-            transformers.Glm4MoeConfig(
-                **SMALL, **GROUPED, n_shared_experts=1, n_routed_experts=8, first_k_dense_replace=1, use_qk_norm=True,
-                attention_bias=True, norm_topk_prob=True, routed_scaling_factor=1.5,
-                rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
-            ),
-            transformers.Glm4MoeForCausalLM,
+        "deepseek_v32": (
+            transformers.DeepseekV32Config(**{**glm, "rope_parameters": YARN}),
+            transformers.DeepseekV32ForCausalLM,
         ),
+        "glm4_moe": (transformers.Glm4MoeConfig(**glm4, use_qk_norm=True), transformers.Glm4MoeForCausalLM),
+        "glm4_moe-air": (transformers.Glm4MoeConfig(**glm4, use_qk_norm=False), transformers.Glm4MoeForCausalLM),
         "qwen3_moe": (
             transformers.Qwen3MoeConfig(
                 **SMALL, **GROUPED, num_experts=8, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[]
@@ -78,3 +87,11 @@ def spec_of(model, directory):
     model.config.save_pretrained(directory)
     spec, _ = read_model_config(directory)
     return spec
+
+
+def comparison(name, transformers, directory, *, prepare=lambda state: None):
+    """Model and spec that must compute the same; `prepare` may change the weights in place first."""
+    model = random_model(name, transformers)
+    with torch.no_grad():
+        prepare(model.state_dict())
+    return model, dataclasses.replace(spec_of(model, directory), latent_norm_eps=TRANSFORMERS_LATENT_EPS)

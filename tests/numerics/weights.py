@@ -4,9 +4,11 @@ Written against the names and shapes of transformers' checkpoints, independently
 the definition of the sharding that the tests hold the step to.
 """
 
+import dataclasses
+
 import torch
 
-from kernels.fp8_block import Fp8BlockTensor
+from kernels.fp8_block import Fp8BlockTensor, quantize_fp8_block
 from kernels.nvfp4 import Nvfp4Tensor, quantize_nvfp4
 from simulator.model import Attention
 
@@ -111,19 +113,36 @@ def mlp_weights(model, state, prefix, rank, tp):
     return found
 
 
-def load(memory, tensors):
-    """Copy `tensors` into a step's memory, quantising where it holds NVFP4; every weight must be given."""
+def load(memory, tensors, *, whole):
+    """Copy `tensors` into a step's memory, quantising where it holds NVFP4 or FP8; every weight must be given.
+
+    Ranks quantise with the tensor scales of the `whole` matrices. Where a rank's experts are padded, gate and up are
+    each followed by zeros, and so are the inputs of down.
+    """
     missing = set(memory.weights) - set(tensors)
     assert not missing, f"no values for {sorted(missing)}"
     for name, weight in memory.weights.items():
         values = tensors[name].detach()
+        if "routed_" in name:
+            values = padded_experts(values, weight.shape, gated=name.endswith("gate_up"))
+        assert weight.shape == values.shape, f"{name}: {list(weight.shape)} against {list(values.shape)}"
         if isinstance(weight, Nvfp4Tensor):
-            quantised = quantize_nvfp4(values.float().contiguous())
-            weight.codes.copy_(quantised.codes)
-            weight.block_scales.copy_(quantised.block_scales)
-            weight.tensor_scale.copy_(quantised.tensor_scale)
+            scale = quantize_nvfp4(whole[name].detach().float()).tensor_scale
+            copy_fields(weight, quantize_nvfp4(values.float().contiguous(), scale))
         elif isinstance(weight, Fp8BlockTensor):
-            raise TypeError("FP8 weights are compared in the kernels' own tests")
+            copy_fields(weight, quantize_fp8_block(values))
         else:
-            assert weight.shape == values.shape, f"{name}: {list(weight.shape)} against {list(values.shape)}"
             weight.copy_(values)
+
+
+def copy_fields(weight, quantised):
+    for field in dataclasses.fields(weight):
+        getattr(weight, field.name).copy_(getattr(quantised, field.name))
+
+
+def padded_experts(values, shape, *, gated):
+    if not gated:
+        return torch.nn.functional.pad(values, (0, shape[-1] - values.shape[-1]))
+    extra = (shape[-2] - values.shape[-2]) // 2
+    halves = [torch.nn.functional.pad(half, (0, 0, 0, extra)) for half in values.chunk(2, dim=-2)]
+    return torch.cat(halves, dim=-2)

@@ -80,3 +80,10 @@ def test_a_collective_takes_the_wire_time_alone():
 
 def test_predictions_say_so():
     assert PredictedReplayer(ops=(), hardware=IDEAL).kind is Kind.PREDICTED
+
+
+def test_a_rank_without_peers_sends_nothing():
+    hardware = Hardware(name="h", interconnect=Interconnect(latency_us=27.0, bandwidth_gbps=10.0))
+    assert hardware.wire(None, num_ranks=1).all_reduce_us(12_288) == 0.0
+    assert hardware.wire(None, num_ranks=8).all_reduce_us(0) == 27.0
+    assert hardware.wire(3.7, num_ranks=8).all_reduce_us(0) == 3.7
