@@ -63,9 +63,10 @@ def configurations(transformers):
     }  # fmt: skip
 
 
-def random_model(name, transformers):
+def random_model(name, transformers, **changes):
     """A model in float32 whose every parameter, norm and bias is random and of sensible size."""
     config, model_class = configurations(transformers)[name]
+    config.update(changes)
     model = model_class(config).float().eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -89,9 +90,9 @@ def spec_of(model, directory):
     return spec
 
 
-def comparison(name, transformers, directory, *, prepare=lambda state: None):
+def comparison(name, transformers, directory, *, prepare=lambda state: None, **changes):
     """Model and spec that must compute the same; `prepare` may change the weights in place first."""
-    model = random_model(name, transformers)
+    model = random_model(name, transformers, **changes)
     with torch.no_grad():
         prepare(model.state_dict())
     return model, dataclasses.replace(spec_of(model, directory), latent_norm_eps=TRANSFORMERS_LATENT_EPS)

@@ -1,63 +1,70 @@
-"""Eight ranks together compute what one rank computes, and hold what the sharding says they hold."""
+"""Eight ranks together compute what one rank computes: every buffer that any operation touches, after every operation."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from simulator.deployment import Deployment
-from simulator.report.assemble import byte_table
-from simulator.step.build import build_step
-from simulator.step.program import Component
-from tests.configs import model as shipped
 from tests.configs import recipe
 from tests.numerics.decode import prepared, set_inputs
-from tests.numerics.models import random_model, spec_of
+from tests.numerics.models import comparison
+from tests.numerics.rounding import round_weights
 
 transformers = pytest.importorskip("transformers", reason="the weights come from transformers (pip install '.[test]')")
 
 TP = 8
 LENGTH = 20
-ROW_PARALLEL = {"attention_out", "mlp_out", "embedded"}
-"""Buffers that hold a rank's partial sum: over all ranks they add up to the unsharded value."""
+LAG = 6
+"""The second sequence stands so many positions behind the first."""
+
+PARTIAL = {"embedded", "attention_out", "routed_out", "shared_out", "mlp_out"}
+"""A rank's partial sums, of row-parallel matrices and of the vocabulary shard: the unsharded value is their sum."""
 
 REPLICATED = {
-    "hidden", "qkv_a", "q_a_norm", "kv_a_norm", "key_rope", "index_k", "index_q", "index_query", "index_weights",
-    "index_logits", "router_logits", "router_ids", "router_weights", "residual.0", "residual.1", "sampled",
+    "hidden", "residual.0", "residual.1", "attention_reduced", "mlp_reduced",
+    "qkv_a", "q_a_norm", "kv_a_norm", "key_rope", "kv_cache",
+    "index_k", "index_q", "index_query", "index_weights", "index_logits", "index_cache", "index_scales", "selected",
+    "router_logits", "router_ids", "router_weights", "sorted_rows", "tile_experts", "sampled",
 }  # fmt: skip
-HEADS = {"q": 1, "query": 1, "attention_latent": 1, "attention_value": 1, "logits": 1, "attention_heads": 1}
-"""Buffers whose shares stand side by side along a dim."""
+"""The same on every rank as without sharding."""
+
+SHARES = {
+    "q", "query", "attention_partial", "attention_lse", "attention_latent", "attention_heads", "attention_value",
+    "dense_activation", "shared_activation", "routed_activation",
+}  # fmt: skip
+"""Column-parallel: shares stand side by side along dim 1 (heads, or outputs)."""
+
+GATE_AND_UP = {"dense_gate_up", "shared_gate_up", "routed_gate_up"}
+"""Each rank holds its share of the gate, then its share of the up projection."""
+
+KEY_HEADS = {"key", "value", "key_cache", "value_cache"}
+"""Side by side along dim 1; with more ranks than key heads, neighbours hold the same one."""
+
+OF_ITS_OWN = {"best_value", "best_id", "gathered_values", "gathered_ids", "index_workspace"}
+"""Differs from rank to rank by purpose; what is made of it (sampled, selected) is compared."""
+
+INPUTS = {"tokens", "positions", "slots", "context_lengths", "cos_sin"}
 
 
 class Ranks:
     """All ranks of one group in one process: an all-reduce is a real sum over their memories."""
 
-    def __init__(self, spec, state, **options):
-        self.steps, self.memories, self.launches = [], [], []
-        for rank in range(TP):
-            step, memory, launches = prepared(spec, state, tp=TP, rank=rank, **options)
-            self.steps.append(step)
-            self.memories.append(memory)
-            self.launches.append(launches)
+    def __init__(self, spec, state, tp, **options):
+        ranks = [prepared(spec, state, tp=tp, rank=rank, **options) for rank in range(tp)]
+        self.steps, self.memories, self.launches = zip(*ranks, strict=True)
 
-    def decode_step(self, tokens, positions, watch=None):
-        for memory in self.memories:
-            set_inputs(memory, tokens, positions)
-        for index, op in enumerate(self.steps[0].ops):
-            if op.name == "sample_allgather":
-                self.gather(op.call)
-            elif op.component is Component.ALLREDUCE:
-                self.reduce(op.call)
-            else:
-                for launches in self.launches:
-                    launches[index]()
-            if watch is not None:
-                watch(index, op)
-
-    def reduce(self, call):
-        total = sum(memory.tensor(call.x) for memory in self.memories)
-        for memory in self.memories:
-            memory.tensor(call.out).copy_(total)
+    def run(self, index):
+        """One operation on every rank."""
+        op = self.steps[0].ops[index]
+        if op.name == "sample_allgather":
+            self.gather(op.call)
+        elif op.name.endswith("_allreduce"):
+            total = sum(memory.tensor(op.call.x) for memory in self.memories)
+            for memory in self.memories:
+                memory.tensor(op.call.out).copy_(total)
+        else:
+            for launches in self.launches:
+                launches[index]()
 
     def gather(self, call):
         for part, out in ((call.values, call.values_out), (call.ids, call.ids_out)):
@@ -66,45 +73,82 @@ class Ranks:
                 memory.tensor(out).copy_(together)
 
 
-def written(op):
-    call = op.call
-    names = [name for name in call.__dataclass_fields__ if name == "out" or name.endswith("_out")]
-    return {getattr(call, name).buffer for name in names if getattr(call, name) is not None}
+def touched(op):
+    """Buffers that a call names, whichever of them it writes."""
+    operands = [getattr(op.call, field.name) for field in dataclasses.fields(op.call)]
+    return {operand.buffer for operand in operands if hasattr(operand, "buffer")} - INPUTS
 
 
-@pytest.mark.parametrize("name", ["glm_moe_dsa", "deepseek_v3", "glm4_moe", "qwen3_moe"])
-def test_eight_ranks_in_lockstep_equal_one(name, tmp_path):
-    """Operation by operation: partial sums add up, shares stand side by side, what is replicated is the same."""
-    hf = random_model(name, transformers)
-    spec = dataclasses.replace(spec_of(hf, tmp_path), latent_norm_eps=1e-6)
-    state = hf.state_dict()
-    _, whole, launches = prepared(spec, state, batch=2, context=LENGTH)
-    ranks = Ranks(spec, state, batch=2, context=LENGTH)
+def lockstep(spec, state, *, tp, chosen="bf16"):
+    """Compare tp ranks with one, operation by operation over LENGTH steps; returns the kinds of buffers compared."""
     tokens = torch.randint(0, spec.vocab_size, (2, LENGTH), generator=torch.Generator().manual_seed(1)).tolist()
-    checked = set()
-    for position in range(LENGTH):
-        inputs = ([sequence[position] for sequence in tokens], [position, position])
-        set_inputs(whole, *inputs)
-
-        def compare(index, op):
+    step, whole, launches = prepared(spec, state, batch=2, context=LENGTH, chosen=chosen)
+    ranks = Ranks(spec, state, tp, batch=2, context=LENGTH, chosen=chosen)
+    kinds = set()
+    for time in range(LENGTH):
+        positions = [time, max(time - LAG, 0)]
+        inputs = [sequence[position] for sequence, position in zip(tokens, positions, strict=True)], positions
+        for memory in (whole, *ranks.memories):
+            set_inputs(memory, *inputs)
+        for index, op in enumerate(step.ops):
             launches[index]()
-            for buffer in written(op):
-                shares = [memory.buffers[buffer] for memory in ranks.memories]
-                checked.add(buffer)
-                compare_shares(buffer, shares, whole.buffers[buffer])
-
-        ranks.decode_step(*inputs, watch=compare)
-    assert checked >= ROW_PARALLEL | {"hidden", "logits", "sampled"}
+            ranks.run(index)
+            for buffer in touched(op):
+                kinds.add(compare(buffer, ranks.memories, whole, spec, tp))
+    return kinds
 
 
-def compare_shares(buffer, shares, whole):
-    if buffer in ROW_PARALLEL:
-        assert_close(sum(shares), whole, buffer)
-    elif buffer in REPLICATED:
+def compare(buffer, memories, whole, spec, tp):
+    """Hold all ranks' shares of one buffer together with the unsharded one; returns the kind of buffer."""
+    kind = buffer.split(".")[-1] if buffer.startswith("layers.") else buffer
+    expected, shares = whole.buffers[buffer], [memory.buffers[buffer] for memory in memories]
+    if kind.endswith(("cache", "scales")):
+        # only what was just written: the rest of a fresh cache is noise
+        slots = whole.buffers["slots"]
+        expected, shares = expected[slots], [share[slots] for share in shares]
+    if kind == "sampled":
+        assert expected.max() < spec.vocab_size
+    if kind in PARTIAL:
+        assert_close(sum(shares), expected, buffer)
+    elif kind in REPLICATED:
         for share in shares:
-            assert_close(share, whole, buffer)
-    elif buffer in HEADS:
-        assert_close(torch.cat(shares, dim=HEADS[buffer])[..., : whole.shape[-1]], whole, buffer)
+            assert_close(share, expected, buffer)
+    elif kind == "logits":
+        together = torch.cat(shares, dim=1)
+        assert_close(together[:, : spec.vocab_size], expected[:, : spec.vocab_size], buffer)
+    elif kind in SHARES:
+        assert_close(torch.cat(unpadded(kind, shares, spec, tp), dim=1), *unpadded(kind, [expected], spec, 1), buffer)
+    elif kind in GATE_AND_UP:
+        halves = [[share.chunk(2, dim=-1)[half] for share in (*shares, expected)] for half in (0, 1)]
+        for *parts, half in halves:
+            assert_close(torch.cat(unpadded(kind, parts, spec, tp), dim=1), *unpadded(kind, [half], spec, 1), buffer)
+    elif kind in KEY_HEADS:
+        copies = max(1, tp // spec.num_key_value_heads)
+        for first in range(copies):
+            assert_close(torch.cat(shares[first::copies], dim=1), expected, buffer)
+    elif kind == "qkv":
+        compare_qkv(shares, expected, spec, tp)
+    else:
+        assert kind in OF_ITS_OWN, f"nobody says how {buffer} is sharded"
+    return kind
+
+
+def unpadded(kind, shares, spec, tp):
+    """Shares without the padding of expert rows, which must have stayed zero."""
+    if not kind.startswith("routed"):
+        return shares
+    width = spec.moe_intermediate_size // tp
+    assert not any(share[:, width:].any() for share in shares), kind
+    return [share[:, :width] for share in shares]
+
+
+def compare_qkv(shares, expected, spec, tp):
+    heads, key_heads = spec.num_attention_heads, spec.num_key_value_heads
+    copies = max(1, tp // key_heads)
+    local = [size * spec.head_dim for size in (heads // tp, max(1, key_heads // tp), max(1, key_heads // tp))]
+    query, key, value = zip(*(share.split(local, dim=1) for share in shares), strict=True)
+    together = torch.cat([*query, *key[::copies], *value[::copies]], dim=1)
+    assert_close(together, expected, "qkv")
 
 
 def assert_close(found, expected, what):
@@ -112,34 +156,32 @@ def assert_close(found, expected, what):
         assert torch.equal(found, expected), what
         return
     finite = torch.isfinite(expected)
+    assert torch.equal(torch.isfinite(found), finite), what
     error = (found[finite] - expected[finite]).norm() / expected[finite].norm().clamp(min=1e-6)
     assert error < 1e-5, f"{what}: {error}"
 
 
-@pytest.mark.parametrize("name", ["glm5", "glm5_2", "deepseek_v32", "kimi_k2", "glm4_7", "qwen3_235b_a22b"])
-@pytest.mark.parametrize("recipe_name", ["nvidia_glm5", "bf16", "fp8"])
-def test_bytes_of_all_ranks_are_the_whole_model_plus_what_is_replicated(name, recipe_name):
-    """Exactly, block scales included: every quantised dim of these models splits into whole blocks."""
-    spec, chosen = shipped(name), recipe(recipe_name)
-    tables = {
-        tp: {row.module: row for row in byte_table(build_step(spec, chosen, Deployment(tp=tp)))} for tp in (1, TP)
-    }
-    assert tables[1].keys() == tables[TP].keys()
-    for module, row in tables[TP].items():
-        whole = tables[1][module].bytes
-        if module == "qkv":
-            copies = max(1, TP // spec.num_key_value_heads)
-            key_share = 2 * spec.num_key_value_heads / (spec.num_attention_heads + 2 * spec.num_key_value_heads)
-            assert row.bytes * TP == pytest.approx(whole * (1 + key_share * (copies - 1)))
-        elif row.replicated:
-            assert row.bytes == whole, module
-        elif recipe_name == "fp8" and module.startswith(("routed", "shared")):
-            # a width of 192 or 256 a rank does not always fill blocks of 128 rows: their scales are a few bytes more
-            assert row.bytes * TP == pytest.approx(whole, rel=1e-3), module
-        else:
-            assert row.bytes * TP == whole, module
+@pytest.mark.parametrize("name", ["glm_moe_dsa", "glm_moe_dsa-shared", "deepseek_v3", "glm4_moe", "qwen3_moe"])
+def test_eight_ranks_in_lockstep_equal_one(name, tmp_path):
+    """Partial sums add up, shares stand side by side, what is replicated is the same, and so are logits and tokens."""
+    model, spec = comparison(name, transformers, tmp_path)
+    kinds = lockstep(spec, model.state_dict(), tp=TP)
+    assert kinds >= {"embedded", "attention_out", "mlp_out", "logits", "sampled"}
 
 
-def test_the_byte_table_marks_what_every_rank_holds():
-    table = byte_table(build_step(shipped("glm5"), recipe("nvidia_glm5"), Deployment()))
-    assert {row.module for row in table if row.replicated} == {"qkv_a", "index_q", "index_k", "router"}
+def test_padding_changes_nothing(tmp_path):
+    """300 words are padded to 384, NVFP4 experts of 48 rows a rank (3 scale groups) to whole tiles of 64.
+
+    Ranks share the tensor scales of whole matrices. What stands in the vocabulary's padding would win every choice.
+    """
+    model, spec = comparison(
+        "deepseek_v3",
+        transformers,
+        tmp_path,
+        prepare=lambda state: round_weights(state, "nvfp4", "experts"),
+        moe_intermediate_size=96,
+        vocab_size=300,
+    )
+    chosen = recipe("nvidia_glm5", dense_gate_up="bf16", dense_down="bf16", index_cache="bf16")
+    kinds = lockstep(spec, model.state_dict(), tp=2, chosen=chosen)
+    assert kinds >= {"routed_gate_up", "logits", "sampled"}

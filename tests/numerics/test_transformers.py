@@ -27,10 +27,13 @@ def expected_logits(model, prompts):
         return torch.cat([model(input_ids=torch.tensor([prompt]), use_cache=False).logits for prompt in prompts])
 
 
+def row_errors(found, expected):
+    return (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+
+
 def assert_equal_logits(found, expected):
     """Every position of every sequence by itself."""
-    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert errors.max() < 1e-5, errors
+    assert row_errors(found, expected).max() < 1e-5
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
 
 
@@ -78,21 +81,23 @@ def test_several_tokens_a_step_are_verified_as_one_by_one(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_agree_in_bfloat16(name, tmp_path):
-    """Rounding alone separates BF16 from float32; the bound is what eight bits of mantissa leave after three layers.
+    """Our step in BF16 is as near to float32 as transformers' own BF16 is: rounding alone separates them.
 
-    Where rounding changes the choice of an expert or of a position, a whole row differs: so the median is held. The
-    likeliest token must be the same wherever it leads by more than the row's largest difference can take back.
+    Where rounding changes the choice of an expert or of a position a whole row differs, in either, so that medians are
+    compared. The likeliest token must be the same in every other row where it leads by more than rounding takes back.
     """
     model, spec = comparison(name, transformers, tmp_path, prepare=round_to_bfloat16)
     prompts = random_tokens(3, LENGTH, spec.vocab_size)
     found = decode(spec, model.state_dict(), prompts, lag=4, activation="bf16")
     expected = expected_logits(model, prompts)
-    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert errors.median() < 2e-2
-    is_undisturbed = errors < 3e-2
+    errors = row_errors(found, expected)
+    theirs = row_errors(expected_logits(model.bfloat16(), prompts).float(), expected)
+    assert errors.median() < 3e-2
+    assert errors.median() < 1.3 * theirs.median()
     best, second = expected.topk(2, dim=-1).values.unbind(-1)
-    is_clear = is_undisturbed & (best - second > 6 * 3e-2 * expected.std(dim=-1))
-    assert is_clear.float().mean() > 0.4
+    # errors of up to 3% of a row in two of its entries, each three times as large as the row's average one
+    is_clear = (errors < 3e-2) & (best - second > 6 * 3e-2 * expected.std(dim=-1))
+    assert is_clear.float().mean() > 0.3
     assert torch.equal(found.argmax(-1)[is_clear], expected.argmax(-1)[is_clear])
 
 
@@ -119,5 +124,10 @@ def test_logits_equal_with_quantised_weights(name, recipe_name, tmp_path):
 
 
 def test_the_latent_norm_follows_the_engines_unless_told_otherwise(tmp_path):
+    """The one place where the step departs from transformers by default, and what it does to the logits."""
     model = random_model("glm_moe_dsa", transformers)
-    assert spec_of(model, tmp_path).latent_norm_eps is None
+    spec = spec_of(model, tmp_path)
+    assert spec.latent_norm_eps is None
+    prompts = random_tokens(1, LENGTH, spec.vocab_size)
+    found = decode(spec, model.state_dict(), prompts)
+    assert row_errors(found, expected_logits(model, prompts)).median() > 1e-4

@@ -25,17 +25,25 @@ def columns(weight, rank, tp):
     return weight[..., rank * size : (rank + 1) * size]
 
 
+def padded_vocabulary(weight, tp):
+    """Engines pad a vocabulary that is no multiple of 64 and of tp; rows that would win every choice stand there."""
+    size = weight.shape[0]
+    if size % 64 == 0 and size % tp == 0:
+        return weight
+    padding = torch.full((-size % (64 * tp), weight.shape[1]), 1e3)
+    padding[::2] *= -1
+    return torch.cat([weight, padding])
+
+
 def gate_up(gate, up, rank, tp):
     return torch.cat([rows(gate, rank, tp), rows(up, rank, tp)], dim=-2)
 
 
 def rank_weights(model, state, rank=0, tp=1):
     """Tensors by the names of our step for `rank` of `tp`, from a Hugging Face state dict."""
-    vocab = state["lm_head.weight"].shape[0] // tp
-    share = slice(rank * vocab, (rank + 1) * vocab)
     found = {
-        "embedding.table": state["model.embed_tokens.weight"][share],
-        "head.lm_head": state["lm_head.weight"][share],
+        "embedding.table": rows(padded_vocabulary(state["model.embed_tokens.weight"], tp), rank, tp),
+        "head.lm_head": rows(padded_vocabulary(state["lm_head.weight"], tp), rank, tp),
         "final.final_norm": state["model.norm.weight"],
     }
     for layer in range(model.num_hidden_layers):
