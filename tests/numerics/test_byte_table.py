@@ -1,4 +1,4 @@
-"""What the byte table says of all ranks together: the whole model, and once more for each copy of what is replicated."""
+"""The byte tables of all ranks together: the whole model, and as many copies of what is replicated."""
 
 import pytest
 

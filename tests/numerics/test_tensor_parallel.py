@@ -1,4 +1,4 @@
-"""Eight ranks together compute what one rank computes: every buffer that any operation touches, after every operation."""
+"""Eight ranks together compute what one rank computes: every buffer that an operation touches, after the operation."""
 
 import dataclasses
 
@@ -108,29 +108,35 @@ def compare(buffer, memories, whole, spec, tp):
         expected, shares = expected[slots], [share[slots] for share in shares]
     if kind == "sampled":
         assert expected.max() < spec.vocab_size
-    if kind in PARTIAL:
-        assert_close(sum(shares), expected, buffer)
-    elif kind in REPLICATED:
+    if kind in REPLICATED:
         for share in shares:
             assert_close(share, expected, buffer)
+    elif kind not in OF_ITS_OWN:
+        for together, same in pairs(kind, shares, expected, spec, tp):
+            assert_close(together, same, buffer)
+    return kind
+
+
+def pairs(kind, shares, expected, spec, tp):
+    """What the shares give together, and what it must be."""
+    if kind in PARTIAL:
+        yield sum(shares), expected
     elif kind == "logits":
-        together = torch.cat(shares, dim=1)
-        assert_close(together[:, : spec.vocab_size], expected[:, : spec.vocab_size], buffer)
+        yield torch.cat(shares, dim=1)[:, : spec.vocab_size], expected[:, : spec.vocab_size]
     elif kind in SHARES:
-        assert_close(torch.cat(unpadded(kind, shares, spec, tp), dim=1), *unpadded(kind, [expected], spec, 1), buffer)
+        yield torch.cat(unpadded(kind, shares, spec, tp), dim=1), *unpadded(kind, [expected], spec, 1)
     elif kind in GATE_AND_UP:
-        halves = [[share.chunk(2, dim=-1)[half] for share in (*shares, expected)] for half in (0, 1)]
-        for *parts, half in halves:
-            assert_close(torch.cat(unpadded(kind, parts, spec, tp), dim=1), *unpadded(kind, [half], spec, 1), buffer)
+        for half in (0, 1):
+            *parts, same = [share.chunk(2, dim=-1)[half] for share in (*shares, expected)]
+            yield torch.cat(unpadded(kind, parts, spec, tp), dim=1), *unpadded(kind, [same], spec, 1)
     elif kind in KEY_HEADS:
         copies = max(1, tp // spec.num_key_value_heads)
         for first in range(copies):
-            assert_close(torch.cat(shares[first::copies], dim=1), expected, buffer)
+            yield torch.cat(shares[first::copies], dim=1), expected
     elif kind == "qkv":
-        compare_qkv(shares, expected, spec, tp)
+        yield unfused_qkv(shares, spec, tp), expected
     else:
-        assert kind in OF_ITS_OWN, f"nobody says how {buffer} is sharded"
-    return kind
+        raise AssertionError(f"nobody says how {kind} is sharded")
 
 
 def unpadded(kind, shares, spec, tp):
@@ -142,13 +148,13 @@ def unpadded(kind, shares, spec, tp):
     return [share[:, :width] for share in shares]
 
 
-def compare_qkv(shares, expected, spec, tp):
-    heads, key_heads = spec.num_attention_heads, spec.num_key_value_heads
-    copies = max(1, tp // key_heads)
-    local = [size * spec.head_dim for size in (heads // tp, max(1, key_heads // tp), max(1, key_heads // tp))]
-    query, key, value = zip(*(share.split(local, dim=1) for share in shares), strict=True)
-    together = torch.cat([*query, *key[::copies], *value[::copies]], dim=1)
-    assert_close(together, expected, "qkv")
+def unfused_qkv(shares, spec, tp):
+    """Queries of all ranks, then each key head and each value head once."""
+    copies = max(1, tp // spec.num_key_value_heads)
+    key_heads = max(1, spec.num_key_value_heads // tp)
+    widths = [heads * spec.head_dim for heads in (spec.num_attention_heads // tp, key_heads, key_heads)]
+    query, key, value = zip(*(share.split(widths, dim=1) for share in shares), strict=True)
+    return torch.cat([*query, *key[::copies], *value[::copies]], dim=1)
 
 
 def assert_close(found, expected, what):
