@@ -293,16 +293,9 @@ def _batch_problems(config: SimulatorConfig) -> list[Problem]:
     if contexts is not None and deployment.batch not in (1, len(contexts)):
         must = f"has {len(contexts)} sequences and deployment.batch={deployment.batch}"
         return [Problem(key="deployment.contexts", value=contexts, must=must, suggestion="leave deployment.batch out")]
-    low = deployment.context_min
-    if low is not None and contexts is not None:
-        must = "spreads contexts that deployment.contexts names one by one"
-        return [Problem(key="deployment.context_min", value=low, must=must, suggestion="leave one of them out")]
-    if low is not None and not 1 <= low <= deployment.context:
-        must = f"must be between 1 and deployment.context={deployment.context}"
-        return [Problem(key="deployment.context_min", value=low, must=must)]
+    key = "deployment.context" if contexts is None else "deployment.contexts"
     problems = []
     for context in sorted(set(deployment.sequence_contexts)):
-        key = "deployment.context" if contexts is None else "deployment.contexts"
         if context > limit:
             must = f"must be at most the model's max_position_embeddings={limit}"
             problems.append(Problem(key=key, value=context, must=must))

@@ -24,10 +24,8 @@ class Deployment:
     """Sequences that are decoded together."""
     context: int = 4096
     """Cached tokens of each sequence, the newest one included."""
-    context_min: int | None = None
-    """The shortest context, where those of the batch are spread evenly from here to `context`."""
     contexts: list[int] | None = None
-    """The context of each sequence by itself; then `context` does not count, and the batch is as long as this list."""
+    """The same for each sequence by itself; then `context` does not count, and the batch is as long as this list."""
     tokens_per_step: int = 1
     """Tokens of each sequence that one step computes: above 1, the verification of speculated tokens."""
     weight_layers: int | None = None
@@ -37,13 +35,8 @@ class Deployment:
 
     @property
     def sequence_contexts(self) -> tuple[int, ...]:
-        """Context of each sequence; a batch of one has `context`."""
-        if self.contexts is not None:
-            return tuple(self.contexts)
-        if self.context_min is None or self.batch == 1:
-            return (self.context,) * self.batch
-        spread, last = self.context - self.context_min, self.batch - 1
-        return tuple(self.context_min + spread * index // last for index in range(self.batch))
+        """Context of each sequence."""
+        return tuple(self.contexts) if self.contexts is not None else (self.context,) * self.batch
 
     @property
     def num_sequences(self) -> int:

@@ -20,7 +20,6 @@ from simulator.report.assemble import Findings, assemble
 from simulator.report.console import print_report
 from simulator.report.progress import progress
 from simulator.report.write import write_report
-from simulator.routing import routing_warning
 from simulator.shapley import Design, design_subsets
 from simulator.step.build import build_step
 from simulator.step.program import Group
@@ -46,7 +45,7 @@ def run_breakdown(config: SimulatorConfig, directory: Path, import_notes: Sequen
             samples = replayer.measure(subsets_of(groups, design), enough=stop.is_enough, advance=advance)
         finally:
             replayer.close()
-    warnings = [routing_warning(config.routing)]
+    warnings: list[str | None] = []
     if replayer.kind is not Kind.PREDICTED:
         warnings.append(stop.warning(samples))
     if replayer.kind is Kind.MEASURED:

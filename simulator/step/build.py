@@ -196,8 +196,8 @@ def _notes(plan: Plan) -> list[str]:
             f"the step computes {deployment.tokens_per_step} tokens a sequence (verification of speculated tokens); "
             "tok/s counts all of them: how many are accepted is not modelled"
         )
-    low, high = min(deployment.sequence_contexts), max(deployment.sequence_contexts)
-    if low < high:
+    if deployment.contexts is not None:
+        low, high = min(deployment.contexts), max(deployment.contexts)
         notes.append(f"{deployment.num_sequences} sequences with contexts from {low:,} to {high:,}")
     extra_vocab = shapes.vocab_padded - model.vocab_size
     if extra_vocab:
