@@ -96,8 +96,10 @@ def _load(path: Path) -> npt.NDArray[np.generic]:
         if path.suffix == ".npy":
             return np.asarray(np.load(path, allow_pickle=False))
         return np.asarray(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as error:
-        must = f"cannot be read as expert ids: {str(error).splitlines()[0]}"
+    except (OSError, ValueError, EOFError, MemoryError, RecursionError) as error:
+        # an empty file ends too early; a header may claim more than any memory holds
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        must = f"cannot be read as expert ids: {reason}"
         raise BadInputError(Problem(key="routing.path", value=str(path), must=must)) from None
 
 

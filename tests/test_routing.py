@@ -118,3 +118,15 @@ def test_no_recording_and_no_json(tmp_path):
 
 def test_the_routers_own_choice_is_warned_about():
     assert "unlike a trained model" in describe_load(Routing(distribution=Distribution.from_router), plan(8), 256)
+
+
+def test_an_empty_file_and_a_header_that_claims_too_much_are_refused(tmp_path):
+    path = tmp_path / "ids.npy"
+    path.write_bytes(b"")
+    with pytest.raises(BadInputError, match="cannot be read as expert ids"):
+        planned(Routing(distribution=Distribution.file, path=str(path)))
+    header = np.lib.format.header_data_from_array_1_0(RECORDED) | {"shape": (2**40, 8, 4)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    with pytest.raises(BadInputError, match="cannot be read as expert ids"):
+        planned(Routing(distribution=Distribution.file, path=str(path)))
