@@ -21,8 +21,9 @@ LATENT = {
     "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
 }  # fmt: skip
 GROUPED = {"num_key_value_heads": 4, "head_dim": 16}
+# of the 8 frequencies, 0 to 2 stay and 4 to 7 are stretched: both bounds are rounded, and lie within
 YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32,
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 512, "beta_fast": 4,
     "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
 
@@ -49,11 +50,14 @@ def configurations(transformers):
             transformers.DeepseekV3ForCausalLM,
         ),
         "deepseek_v32": (
-            transformers.DeepseekV32Config(**{**glm, "rope_parameters": YARN}),
+            transformers.DeepseekV32Config(**{**glm, "rope_parameters": {**YARN, "mscale": 0.7}}),
             transformers.DeepseekV32ForCausalLM,
         ),
         "glm4_moe": (transformers.Glm4MoeConfig(**glm4, use_qk_norm=True), transformers.Glm4MoeForCausalLM),
-        "glm4_moe-air": (transformers.Glm4MoeConfig(**glm4, use_qk_norm=False), transformers.Glm4MoeForCausalLM),
+        "glm4_moe-air": (
+            transformers.Glm4MoeConfig(**{**glm4, "use_qk_norm": False, "norm_topk_prob": False}),
+            transformers.Glm4MoeForCausalLM,
+        ),
         "qwen3_moe": (
             transformers.Qwen3MoeConfig(
                 **SMALL, **GROUPED, num_experts=8, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[]

@@ -6,6 +6,7 @@ import torch
 
 from simulator.comm.local import LocalCollectives
 from simulator.deployment import Deployment
+from simulator.routing import Distribution, Routing, expected_distinct_experts
 from simulator.step.build import build_step
 from simulator.step.memory import allocate
 from simulator.step.reference import bind_reference
@@ -87,6 +88,30 @@ def test_costs_follow_each_sequence():
     assert any("contexts from 100 to 16,384" in note for note in ragged.notes)
 
 
+def test_distinct_experts_set_the_bytes(tmp_path):
+    """64 tokens, uniform, skewed, and all by the same eight experts: expert weights are read once for each expert."""
+    spec, chosen, deployment = model("glm5"), recipe("nvidia_glm5"), Deployment(batch=64)
+    np.save(tmp_path / "same.npy", np.tile(np.arange(8), (64, 1)))
+    routings = {
+        "uniform": Routing(),
+        "zipf": Routing(distribution=Distribution.zipf, exponent=1.0),
+        "file": Routing(distribution=Distribution.file, path=str(tmp_path / "same.npy")),
+    }
+    read, notes = {}, {}
+    for name, routing in routings.items():
+        step = build_step(spec, chosen, deployment, routing)
+        weight = step.weights["layers.3.routed_gate_up"].num_bytes / 256
+        costs = [op.cost.bytes_read for op in step.ops if op.name == "routed_gate_up"]
+        activations = 64 * spec.hidden_size * 2
+        read[name] = np.mean([(cost - activations) / weight for cost in costs])
+        notes[name] = next(note for note in step.notes if note.startswith("routing:"))
+    assert read["file"] == pytest.approx(8, rel=0.01)
+    assert read["uniform"] == pytest.approx(expected_distinct_experts(256, 8, 64), rel=0.02)
+    assert 30 < read["zipf"] < 0.8 * read["uniform"]
+    assert "zipf with exponent 1 over 256 experts" in notes["zipf"]
+    assert "same.npy, over 256 experts, 64 tokens x 8 choices hit 8.0 distinct experts" in notes["file"]
+
+
 def test_equal_contexts_are_the_plain_batch():
     spec, chosen = model("glm5"), recipe("nvidia_glm5")
     plain = build_step(spec, chosen, Deployment(batch=3, context=4096))
@@ -99,6 +124,13 @@ def test_dense_attention_reads_a_sequence_once_for_all_its_tokens():
     cost = next(op.cost for op in step.ops if op.name == "gqa_decode")
     assert cost.bytes_read == pytest.approx(8192 * 2 * 128 * 2, rel=0.01)
     assert cost.flops["bf16"] == 2 * 8 * sum(range(8189, 8193)) * 256
+
+
+def test_the_indexer_reads_a_sequences_keys_once_for_all_its_tokens():
+    step = build_step(model("glm5"), recipe("nvidia_glm5"), Deployment(batch=2, context=8192, tokens_per_step=4))
+    cost = next(op.cost for op in step.ops if op.name == "index_logits")
+    assert cost.bytes_read == pytest.approx(2 * 8192 * 132, rel=0.02)
+    assert cost.flops["fp8"] == 2 * 2 * 32 * 128 * sum(range(8189, 8193))
 
 
 def test_tokens_of_a_sequence_stand_one_after_another():
